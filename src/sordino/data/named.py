@@ -1,0 +1,75 @@
+"""`load`: named public sets, and files of the user's own."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from sordino.data.cifar import load_cifar10
+from sordino.data.digits import load_digits
+from sordino.data.download import Folders
+from sordino.data.idx import FASHION_MNIST, MNIST
+from sordino.data.loaded import Loaded
+from sordino.data.npz import load_npz
+
+NAMED_SETS: dict[str, Callable[[Folders], Loaded]] = {
+    "cifar10": load_cifar10,
+    "digits": load_digits,
+    "fashion-mnist": FASHION_MNIST.load,
+    "mnist": MNIST.load,
+}
+
+
+def load(
+    name_or_path: str | os.PathLike[str],
+    target: str | None = None,
+    root: str | os.PathLike[str] | None = None,
+    classes: int | None = None,
+) -> Loaded:
+    """Load a named set or a file.
+
+    Named sets are read from `root` (by default the folder in SORDINO_DATA), then from the user's cache, else
+    downloaded from their public homes and checked. A path is read by its suffix; a name always wins over a
+    file of the same name, so write `./digits` for that one. `target` names the label column of a table;
+    `classes` declares the number of classes of a file.
+
+    >>> digits = load("digits")
+    >>> len(digits.train[1]), len(digits.test[1]), digits.input_shape
+    (1437, 360, (1, 8, 8))
+    """
+    text = os.fspath(name_or_path)
+    if classes is not None and classes < 2:
+        raise ValueError(f"classes={classes}: a classification needs at least two")
+    if isinstance(name_or_path, str) and text in NAMED_SETS:
+        if target is not None:
+            raise ValueError(f"{text} has its own labels: leave out the target {target!r}")
+        folders = Folders(None, Path()) if text == "digits" else Folders.of(root)
+        loaded = NAMED_SETS[text](folders)
+        if classes is not None and classes != loaded.classes:
+            raise ValueError(f"{text} has {loaded.classes} classes: leave out classes={classes}")
+        return loaded
+    path = Path(text).expanduser()
+    if isinstance(name_or_path, str) and not (path.suffix or os.sep in text or path.exists()):
+        close = difflib.get_close_matches(text.lower().replace("_", "-"), NAMED_SETS, n=1)
+        hint = f"did you mean {close[0]}? " if close else ""
+        raise ValueError(
+            f"unknown data set {text!r}: {hint}there are {', '.join(NAMED_SETS)}, or a path to a .npz file"
+        )
+    return _load_path(path, target, classes)
+
+
+def _load_path(path: Path, target: str | None, classes: int | None) -> Loaded:
+    suffix = path.suffix.lower()
+    if path.is_dir():
+        raise ValueError(f"{path} is a folder, not supported yet: convert it to .npz with arrays x and y")
+    if suffix in {".csv", ".parquet"}:
+        raise ValueError(
+            f"{path}: {suffix} files are not supported yet: convert it to .npz with arrays x and y"
+        )
+    if suffix != ".npz":
+        raise ValueError(f"{path}: files of type {suffix or '(none)'} are not supported: convert it to .npz")
+    if target is not None:
+        raise ValueError(f"{path} has its labels in the array y: leave out the target {target!r}")
+    return load_npz(path, classes)

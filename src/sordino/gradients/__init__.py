@@ -1,0 +1,18 @@
+"""Clipped sums of per-example gradients without per-example gradients."""
+
+from sordino.gradients.calls import Loss, call_model
+from sordino.gradients.engine import Engine, Norms, Weigh
+from sordino.gradients.fallback import SlowGradients, loop_gradients
+from sordino.gradients.refuse import refuse, replace_batchnorm
+
+__all__ = [
+    "Engine",
+    "Loss",
+    "Norms",
+    "SlowGradients",
+    "Weigh",
+    "call_model",
+    "loop_gradients",
+    "refuse",
+    "replace_batchnorm",
+]

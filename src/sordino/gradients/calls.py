@@ -1,0 +1,29 @@
+"""How a model is called on a batch of inputs, in one place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor, nn
+
+Loss = Callable[[Any, Tensor], Tensor]
+
+
+def call_model(model: nn.Module, inputs: Any) -> Any:
+    """``model(x)``, ``model(*tuple)`` or ``model(**dict)``."""
+    if isinstance(inputs, dict):
+        return model(**inputs)
+    if isinstance(inputs, (tuple, list)):
+        return model(*inputs)
+    return model(inputs)
+
+
+def check_loss(losses: Any, batch: int) -> None:
+    """Raise unless there is one loss per example."""
+    if not isinstance(losses, Tensor) or losses.shape != (batch,):
+        got = f"shape {tuple(losses.shape)}" if isinstance(losses, Tensor) else type(losses).__name__
+        raise ValueError(
+            f"the loss must return one value per example, {batch} for a batch of {batch}, but gave {got}: "
+            "use reduction='none' and sum over everything but the batch"
+        )

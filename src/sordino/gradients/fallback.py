@@ -1,0 +1,71 @@
+"""Per-example gradients without rules: ``torch.func.vmap``, and a loop over examples as the last resort."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+
+from sordino.gradients.calls import Loss, call_model
+
+
+class SlowGradients(UserWarning):
+    """Part of the model has no fast rule; its gradients are right but slow."""
+
+
+def per_example_gradients(
+    model: nn.Module, loss: Loss, named: Sequence[tuple[str, nn.Parameter]], inputs: Any, targets: Tensor
+) -> list[Tensor]:
+    """The gradient of each example's loss by each of the ``named`` parameters, [B, size] each."""
+    values = {name: parameter.detach() for name, parameter in named}
+
+    def one(values: dict[str, Tensor], inputs: Any, target: Tensor) -> Tensor:
+        batch_of_one = tree_map(lambda x: x.unsqueeze(0), (inputs, target))
+        output = torch.func.functional_call(model, values, *_as_call(batch_of_one[0]))
+        return loss(output, batch_of_one[1]).sum()
+
+    try:
+        mapped = torch.func.vmap(torch.func.grad(one), in_dims=(None, 0, 0), randomness="different")
+        gradients = mapped(values, inputs, targets)
+        return [gradients[name].flatten(1) for name, _ in named]
+    except Exception as error:
+        # vmap has no one exception for "not supported"; the loop below raises again what is a real bug.
+        warnings.warn(
+            f"torch.func.vmap cannot differentiate this model ({_first_line(error)}); looping over single "
+            "examples instead, which is slow",
+            SlowGradients,
+            stacklevel=2,
+        )
+    return loop_gradients(model, loss, [p for _, p in named], inputs, targets)
+
+
+def loop_gradients(
+    model: nn.Module, loss: Loss, parameters: Sequence[nn.Parameter], inputs: Any, targets: Tensor
+) -> list[Tensor]:
+    """The same by a plain loop over examples: the definition, and the oracle of our tests."""
+    rows = []
+    for i in range(len(targets)):
+        row = tree_map(lambda x, i=i: x[i : i + 1], inputs)
+        value = loss(call_model(model, row), targets[i : i + 1]).sum()
+        if value.requires_grad:
+            grads: Sequence[Tensor | None] = torch.autograd.grad(value, parameters, allow_unused=True)
+        else:
+            grads = [None] * len(parameters)
+        rows.append(
+            [torch.zeros_like(p) if g is None else g.detach() for p, g in zip(parameters, grads, strict=True)]
+        )
+    return [torch.stack(column).flatten(1) for column in zip(*rows, strict=True)]
+
+
+def _as_call(inputs: Any) -> tuple[Any, ...]:
+    if isinstance(inputs, dict):
+        return (), inputs
+    return (tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,),)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:120]

@@ -1,0 +1,55 @@
+"""Layers that mix examples: found before any data is touched, and replaced on request."""
+
+from __future__ import annotations
+
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.instancenorm import _InstanceNorm
+
+
+def refuse(model: nn.Module) -> None:
+    """Raise ValueError, naming module and remedy, if a layer mixes examples while training."""
+    for name, module in model.named_modules():
+        where = f"{name or 'the model'} ({type(module).__name__})"
+        if isinstance(module, _BatchNorm):
+            if module.training or not module.track_running_stats:
+                raise ValueError(
+                    f"{where} mixes the examples of a batch, so no example's influence is bounded: use "
+                    "sordino.replace_batchnorm(model), which puts GroupNorm in its place"
+                )
+        elif isinstance(module, _InstanceNorm):
+            if module.track_running_stats:
+                raise ValueError(
+                    f"{where} keeps running statistics of private data: set track_running_stats=False"
+                )
+        elif isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
+            if module.max_norm is not None and module.weight.requires_grad:
+                raise ValueError(f"{where} rewrites its weights in the forward pass: set max_norm=None")
+            if module.scale_grad_by_freq:
+                raise ValueError(f"{where} scales by counts over the batch: set scale_grad_by_freq=False")
+
+
+def replace_batchnorm(model: nn.Module, groups: int = 32) -> nn.Module:
+    """Put GroupNorm in the place of every BatchNorm, in place, and return the model.
+
+    There are up to ``groups`` groups of at least four channels each, or one group. Scale and shift are kept.
+
+    >>> replace_batchnorm(nn.Sequential(nn.Conv2d(1, 16, 3), nn.BatchNorm2d(16)))[1]
+    GroupNorm(4, 16, eps=1e-05, affine=True)
+    """
+    if isinstance(model, _BatchNorm):
+        return _group_norm(model, groups)
+    for name, child in model.named_children():
+        setattr(model, name, replace_batchnorm(child, groups))
+    return model
+
+
+def _group_norm(norm: _BatchNorm, groups: int) -> nn.GroupNorm:
+    channels = norm.num_features
+    # Groups of one channel would turn plain feature vectors into zeros.
+    count = max(g for g in range(1, max(1, min(groups, channels // 4)) + 1) if channels % g == 0)
+    replacement = nn.GroupNorm(count, channels, eps=norm.eps, affine=norm.affine)
+    if norm.affine:
+        # The parameters move over as they are, so that tied or frozen ones stay tied or frozen.
+        replacement.weight, replacement.bias = norm.weight, norm.bias
+    return replacement

@@ -1,0 +1,363 @@
+"""Models by name: small defaults for a command line, the papers' networks for recipes, a user's own by path.
+
+None has batch normalisation: it mixes the examples of a batch, so that no example has a gradient of its own.
+Weights come from torch's global generator, as in every torch module: seed or fork it around the call.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import importlib.util
+import inspect
+import math
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+_SPECS = "linear, mlp, mlp:256,256, cnn, MODULE:CALLABLE or path/to/file.py:CALLABLE"
+
+
+def default_model(data_name: str, input_shape: Sequence[int]) -> str:
+    """The spec to use for a data set when the user names no model; it depends on public facts alone."""
+    known = {"digits": "mlp:64", "mnist": "cnn", "fashion-mnist": "cnn", "cifar10": "cnn"}
+    # Files of one's own may hold tables or images in any layout, and an mlp takes them all.
+    return known.get(data_name, "mlp")
+
+
+def build_model(spec: str, input_shape: Sequence[int], classes: int) -> nn.Module:
+    """Build the model that `spec` names: inputs of `input_shape` (without the batch), `classes` logits.
+
+    `linear`; `mlp` or `mlp:256,256` (hidden sizes, ReLU); `cnn` (chosen by image size, tanh); or an
+    import path `MODULE:CALLABLE` or `path/to/file.py:CALLABLE`, called with `input_shape` and `classes` if it
+    takes them.
+
+    >>> build_model("mlp:32", (1, 8, 8), 10)[1]
+    Linear(in_features=64, out_features=32, bias=True)
+    """
+    shape = tuple(int(size) for size in input_shape)
+    family, _, settings = spec.partition(":")
+    if spec == "linear":
+        return _mlp(shape, (), classes)
+    if family == "mlp":
+        return _mlp(shape, _hidden_sizes(spec, settings), classes)
+    if spec == "cnn":
+        return _cnn(shape, classes)
+    if family and settings:
+        return _imported(spec, shape, classes)
+    raise ValueError(f"unknown model {spec!r}: use {_SPECS}")
+
+
+def _hidden_sizes(spec: str, settings: str) -> tuple[int, ...]:
+    if spec == "mlp":
+        return (256,)
+    parts = settings.split(",")
+    if not all(part.strip().isascii() and part.strip().isdigit() and int(part) > 0 for part in parts):
+        raise ValueError(f"model {spec!r}: give hidden sizes as positive whole numbers, such as mlp:256,256")
+    return tuple(int(part) for part in parts)
+
+
+def _mlp(input_shape: tuple[int, ...], hidden: tuple[int, ...], classes: int) -> nn.Sequential:
+    sizes = (math.prod(input_shape), *hidden)
+    layers: list[nn.Module] = [nn.Flatten()]
+    for inner, outer in pairwise(sizes):
+        layers += [nn.Linear(inner, outer), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Linear(sizes[-1], classes))
+
+
+def _cnn(input_shape: tuple[int, ...], classes: int) -> nn.Sequential:
+    if len(input_shape) == 2:  # grey images without a channel
+        height, _ = input_shape
+        return nn.Sequential(nn.Unflatten(1, (1, height)), *_cnn((1, *input_shape), classes))
+    if len(input_shape) != 3 or min(input_shape) < 1:
+        raise ValueError(f"model 'cnn' needs images (channels, height, width), not {input_shape}: use mlp")
+    channels, height, width = input_shape
+    if width in (1, 3, 4) and channels > 4:
+        raise ValueError(
+            f"model 'cnn' needs channels first: turn {input_shape} into {(width, channels, height)}"
+        )
+    if (height, width) == (28, 28):
+        return dp_ftrl_cnn(classes, channels)
+    if (height, width) == (32, 32):
+        return dp_ftrl_cifar_cnn(classes, channels)
+    return _cnn_of_any_size(channels, height, width, classes)
+
+
+def _cnn_of_any_size(channels: int, height: int, width: int, classes: int) -> nn.Sequential:
+    """3x3 convolutions with pooling between them, down to about 4x4 (8x8 digits: 21,546 parameters)."""
+    stages = min(4, max(1, int(math.log2(max(4, min(height, width)) / 4)) + 1))
+    layers: list[nn.Module] = []
+    inner, outer = channels, 16
+    for stage in range(stages):
+        if stage:
+            layers.append(nn.MaxPool2d(2))
+            height, width = height // 2, width // 2
+        layers += [nn.Conv2d(inner, outer, 3, padding=1), nn.Tanh()]
+        inner, outer = outer, min(64, 2 * outer)
+    rows, columns = min(height, 4), min(width, 4)
+    if (rows, columns) != (height, width):
+        layers.append(nn.AdaptiveAvgPool2d((rows, columns)))
+    head = [nn.Flatten(), nn.Linear(inner * rows * columns, 32), nn.Tanh(), nn.Linear(32, classes)]
+    return _with_dp_ftrl_weights(nn.Sequential(*layers, *head))
+
+
+# A user's own model
+
+
+def _imported(spec: str, input_shape: tuple[int, ...], classes: int) -> nn.Module:
+    place, _, name = spec.rpartition(":")
+    file = Path(place).expanduser() if place.endswith(".py") else None
+    if file is not None and not file.is_file():
+        raise ValueError(f"model {spec!r}: there is no file {place}: check the path")
+    with _importable(Path.cwd() if file is None else file.resolve().parent):
+        try:
+            found: Any = importlib.import_module(place) if file is None else _module_of(file.resolve())
+        except Exception as error:  # user code, which may fail in any way
+            raise ValueError(f"model {spec!r}: cannot import {place}: {_one_line(error)}") from error
+        for part in name.split("."):
+            if not hasattr(found, part):
+                raise ValueError(f"model {spec!r}: {place} has no {name}: check the name")
+            found = getattr(found, part)
+        if isinstance(found, nn.Module):  # a finished model: a copy, so that two runs never share weights
+            return copy.deepcopy(found)
+        if not callable(found):
+            raise ValueError(
+                f"model {spec!r}: {name} is a {type(found).__name__}: name a function or an nn.Module class"
+            )
+        arguments, named = _arguments_for(spec, found, input_shape, classes)
+        try:
+            model = found(*arguments, **named)
+        except Exception as error:  # user code again
+            raise ValueError(f"model {spec!r}: {name} failed: {_one_line(error)}") from error
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"model {spec!r}: {name} returned a {type(model).__name__}: return an nn.Module")
+    return model
+
+
+def _arguments_for(
+    spec: str, function: Callable[..., Any], input_shape: tuple[int, ...], classes: int
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """What to call it with: input_shape and classes if it names them or needs two values, else nothing."""
+    offered = {"input_shape": input_shape, "classes": classes}
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # some builtins have no signature
+        return (), {}
+    by_name = {
+        parameter.name: offered[parameter.name]
+        for parameter in parameters
+        if parameter.name in offered and parameter.kind is not parameter.POSITIONAL_ONLY
+    }
+    required = [
+        parameter
+        for parameter in parameters
+        if parameter.default is parameter.empty
+        and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+        and parameter.name not in by_name
+    ]
+    if not required:
+        return (), by_name
+    if not by_name and len(required) == 2 and all(p.kind is not p.KEYWORD_ONLY for p in required):
+        return (input_shape, classes), {}
+    missing = ", ".join(parameter.name for parameter in required)
+    raise ValueError(
+        f"model {spec!r} also needs {missing}: it may take input_shape and classes; give others a default"
+    )
+
+
+@contextmanager
+def _importable(folder: Path) -> Iterator[None]:
+    """Let imports find `folder`, last of all, so that it never hides an installed package."""
+    sys.path.append(str(folder))
+    try:
+        yield
+    finally:
+        sys.path.remove(str(folder))
+
+
+def _module_of(file: Path) -> ModuleType:
+    name = f"_sordino_model_{file.stem}"
+    found = importlib.util.spec_from_file_location(name, file)
+    assert found is not None
+    assert found.loader is not None
+    module = importlib.util.module_from_spec(found)
+    sys.modules[name] = module  # dataclasses look their own module up while it is being executed
+    try:
+        found.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())
+
+
+# The papers' networks
+
+
+def mnist_mlp() -> nn.Sequential:
+    """784-256-256-256-10, ReLU, no biases: 334,336 parameters (Koskela and Honkela, ADADP)."""
+    return _with_adadp_weights(nn.Sequential(nn.Flatten(), *_without_biases(784, 256, 256, 256, 10)))
+
+
+def cifar_fc() -> nn.Sequential:
+    """1600-500-500-10, ReLU, no biases: 1,055,000 parameters (ADADP: the part trained on CIFAR-10)."""
+    return _with_adadp_weights(nn.Sequential(nn.Flatten(), *_without_biases(1600, 500, 500, 10)))
+
+
+def dp_ftrl_cnn(classes: int = 10, channels: int = 1) -> nn.Sequential:
+    """For 28x28, tanh: 26,010 parameters with 10 classes, 27,231 with 47 (Kairouz et al., DP-FTRL)."""
+    return _with_dp_ftrl_weights(
+        nn.Sequential(
+            nn.Conv2d(channels, 16, 8, stride=2, padding=3),
+            nn.Tanh(),
+            nn.MaxPool2d(2, stride=1),
+            nn.Conv2d(16, 32, 4, stride=2),
+            nn.Tanh(),
+            nn.MaxPool2d(2, stride=1),
+            nn.Flatten(),
+            nn.Linear(512, 32),
+            nn.Tanh(),
+            nn.Linear(32, classes),
+        )
+    )
+
+
+def dp_ftrl_cifar_cnn(classes: int = 10, channels: int = 3) -> nn.Sequential:
+    """For 32x32, tanh: 550,570 parameters with 10 classes (Kairouz et al., DP-FTRL)."""
+    layers: list[nn.Module] = []
+    for inner, outer in ((channels, 32), (32, 64), (64, 128)):
+        layers += [nn.Conv2d(inner, outer, 3, padding=1), nn.Tanh()]
+        layers += [nn.Conv2d(outer, outer, 3, padding=1), nn.Tanh(), nn.MaxPool2d(2)]
+    layers += [nn.Flatten(), nn.Linear(2048, 128), nn.Tanh(), nn.Linear(128, classes)]
+    return _with_dp_ftrl_weights(nn.Sequential(*layers))
+
+
+def oso_cnn() -> nn.Sequential:
+    """For 28x28 and 10 classes, ReLU: 551,322 parameters (Galli et al., OSO-DPSGD).
+
+    The paper's table puts a ReLU on the logits too; these are raw, as a cross-entropy wants them.
+    """
+    return nn.Sequential(
+        nn.Conv2d(1, 16, 8, padding=3),
+        nn.ReLU(),
+        nn.MaxPool2d(2, stride=1),
+        nn.Conv2d(16, 32, 4),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(32 * 23 * 23, 32),
+        nn.ReLU(),
+        nn.Linear(32, 10),
+    )
+
+
+def oso_autoencoder() -> nn.Sequential:
+    """For 28x28 in [0, 1], LeakyReLU, sigmoid output: 48,705 parameters (Galli et al., OSO-DPSGD)."""
+    widths = (1, 8, 16, 32, 64)
+    layers: list[nn.Module] = []
+    for inner, outer in pairwise(widths):
+        layers += [nn.Conv2d(inner, outer, 3), nn.LeakyReLU()]
+    for inner, outer in pairwise(reversed(widths)):
+        layers += [nn.ConvTranspose2d(inner, outer, 3), nn.LeakyReLU()]
+    layers[-1] = nn.Sigmoid()
+    return nn.Sequential(*layers)
+
+
+def bag_of_words_fc() -> nn.Sequential:
+    """750-128-128-4, LeakyReLU, raw logits: 113,156 parameters (Galli et al., OSO-DPSGD).
+
+    750 inputs follow from the paper's parameter count; its text (25 words of 50 dimensions) would give 1,250.
+    """
+    return nn.Sequential(
+        nn.Flatten(),
+        nn.Linear(750, 128),
+        nn.LeakyReLU(),
+        nn.Linear(128, 128),
+        nn.LeakyReLU(),
+        nn.Linear(128, 4),
+    )
+
+
+def text_transformer(
+    vocab: int = 5000, classes: int = 4, dim: int = 64, heads: int = 4, layers: int = 2, length: int = 64
+) -> nn.Module:
+    """A small transformer over token ids (batch, at most `length`): 424,324 parameters with the defaults."""
+    return _TextTransformer(vocab, classes, dim, heads, layers, length)
+
+
+def text_lstm(vocab: int = 5000, classes: int = 4, dim: int = 64, hidden: int = 128) -> nn.Module:
+    """An LSTM over token ids (batch, length), read at its last step: 419,844 parameters with the defaults."""
+    return _TextLSTM(vocab, classes, dim, hidden)
+
+
+class _TextTransformer(nn.Module):
+    def __init__(self, vocab: int, classes: int, dim: int, heads: int, layers: int, length: int) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(vocab, dim)
+        self.positions = nn.Embedding(length, dim)
+        self.layers = nn.ModuleList(
+            nn.TransformerEncoderLayer(dim, heads, dim_feedforward=4 * dim, dropout=0.0, batch_first=True)
+            for _ in range(layers)
+        )
+        self.head = nn.Linear(dim, classes)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        # One row of positions for every example, not one for the batch: each needs a gradient of its own.
+        positions = torch.arange(ids.shape[1], device=ids.device).expand(ids.shape)
+        hidden = self.tokens(ids) + self.positions(positions)
+        for layer in self.layers:
+            hidden = layer(hidden)
+        logits: Tensor = self.head(hidden.mean(dim=1))
+        return logits
+
+
+class _TextLSTM(nn.Module):
+    def __init__(self, vocab: int, classes: int, dim: int, hidden: int) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(vocab, dim)
+        self.lstm = nn.LSTM(dim, hidden, batch_first=True)
+        self.head = nn.Linear(hidden, classes)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        states, _ = self.lstm(self.tokens(ids))
+        logits: Tensor = self.head(states[:, -1])
+        return logits
+
+
+def _without_biases(*sizes: int) -> list[nn.Module]:
+    layers: list[nn.Module] = []
+    for inner, outer in pairwise(sizes):
+        layers += [nn.Linear(inner, outer, bias=False), nn.ReLU()]
+    return layers[:-1]
+
+
+def _with_adadp_weights(model: nn.Sequential) -> nn.Sequential:
+    """U(-1/sqrt(out), 1/sqrt(out)), as the authors' code has it (it takes out, not in, for the bound)."""
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            bound = 1 / math.sqrt(module.out_features)
+            nn.init.uniform_(module.weight, -bound, bound)
+    return model
+
+
+def _with_dp_ftrl_weights(model: nn.Sequential) -> nn.Sequential:
+    """Convolutions N(0, 1/fan_in), linear layers Xavier normal, biases zero (the authors' code)."""
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d):
+            nn.init.normal_(module.weight, std=1 / math.sqrt(module.weight[0].numel()))
+        elif isinstance(module, nn.Linear):
+            nn.init.xavier_normal_(module.weight)
+        else:
+            continue
+        assert module.bias is not None
+        nn.init.zeros_(module.bias)
+    return model

@@ -1,0 +1,44 @@
+"""What a user allows to be spent: epsilon and delta, neither with a default."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+
+def check_epsilon(epsilon: float) -> float:
+    """`epsilon` as a float, or a `ValueError` that says what to give instead."""
+    if not (math.isfinite(epsilon) and epsilon > 0):
+        raise ValueError(f"epsilon must be a finite number above 0, not {epsilon}: give for example 3")
+    return float(epsilon)
+
+
+def check_delta(delta: float) -> float:
+    """`delta` as a float, or a `ValueError` that says what to give instead."""
+    if not 0 < delta < 1:
+        raise ValueError(
+            f"delta must lie strictly between 0 and 1, not {delta}: give less than 1/n, for example 1e-5"
+        )
+    return float(delta)
+
+
+@dataclass(frozen=True)
+class Budget:
+    """The (epsilon, delta) a run may spend, per unit, under the zero-out relation.
+
+    There are no defaults: whoever trains on private data decides both.
+
+    >>> Budget(epsilon=3, delta=1e-5)
+    Budget(epsilon=3.0, delta=1e-05)
+    >>> Budget(epsilon=0, delta=1e-5)
+    Traceback (most recent call last):
+        ...
+    ValueError: epsilon must be a finite number above 0, not 0: give for example 3
+    """
+
+    epsilon: float
+    delta: float
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "epsilon", check_epsilon(self.epsilon))
+        object.__setattr__(self, "delta", check_delta(self.delta))

@@ -1,0 +1,159 @@
+"""What happened, as `dp_accounting` events; what it costs is the accountants' business.
+
+Builders for the events this library emits, their JSON form (for certificates and checkpoints), and
+`leaves`, which unrolls nested compositions into single mechanisms with their counts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from dp_accounting import (
+    ComposedDpEvent,
+    DpEvent,
+    GaussianDpEvent,
+    NonPrivateDpEvent,
+    NoOpDpEvent,
+    PoissonSampledDpEvent,
+    SelfComposedDpEvent,
+)
+
+
+def gaussian(noise_multiplier: float) -> DpEvent:
+    """One Gaussian release; noise has std `noise_multiplier` times the l2 sensitivity.
+
+    >>> gaussian(1.1)
+    GaussianDpEvent(noise_multiplier=1.1)
+    >>> gaussian(0)
+    NonPrivateDpEvent()
+    """
+    if not (math.isfinite(noise_multiplier) and noise_multiplier >= 0):
+        raise ValueError(f"noise_multiplier must be a finite number >= 0, not {noise_multiplier}")
+    if noise_multiplier == 0:
+        return NonPrivateDpEvent()
+    return GaussianDpEvent(float(noise_multiplier))
+
+
+def poisson_gaussian(noise_multiplier: float, sampling_rate: float) -> DpEvent:
+    """One step on a Poisson sample: each unit is in it with probability `sampling_rate`, independently.
+
+    A rate of 1 is a plain Gaussian release, and is recorded as one.
+    """
+    if not 0 < sampling_rate <= 1:
+        raise ValueError(f"sampling_rate must lie in (0, 1], not {sampling_rate}: use batch size / n")
+    release = gaussian(noise_multiplier)
+    if sampling_rate == 1 or isinstance(release, NonPrivateDpEvent):
+        return release
+    return PoissonSampledDpEvent(float(sampling_rate), release)
+
+
+def repeat(event: DpEvent, count: int) -> DpEvent:
+    """`event`, `count` times in a row (each may depend on what the ones before it released)."""
+    if count < 0 or count != int(count):
+        raise ValueError(f"count must be a whole number >= 0, not {count}")
+    if count == 0:
+        return NoOpDpEvent()
+    return event if count == 1 else SelfComposedDpEvent(event, int(count))
+
+
+def compose(events: Sequence[DpEvent]) -> DpEvent:
+    """All of `events` on the same data."""
+    if len(events) == 0:
+        return NoOpDpEvent()
+    return events[0] if len(events) == 1 else ComposedDpEvent(list(events))
+
+
+def leaves(event: DpEvent) -> list[tuple[DpEvent, int]]:
+    """`event` as (mechanism, count) pairs: compositions unrolled, equal mechanisms grouped.
+
+    Mechanisms come in the order of their first appearance; no-ops vanish. The cost of a fixed plan does
+    not depend on order or grouping, so every accountant prices this form.
+
+    >>> leaves(compose([repeat(gaussian(2.0), 3), gaussian(1.0), gaussian(2.0)]))
+    [(GaussianDpEvent(noise_multiplier=2.0), 4), (GaussianDpEvent(noise_multiplier=1.0), 1)]
+    """
+    found: list[tuple[DpEvent, int]] = []
+
+    def unroll(part: DpEvent, count: int) -> None:
+        if isinstance(part, SelfComposedDpEvent):
+            unroll(part.event, part.count * count)
+        elif isinstance(part, ComposedDpEvent):
+            for inner in part.events:
+                unroll(inner, count)
+        elif not isinstance(part, NoOpDpEvent) and count > 0:
+            # Linear search: events can hold lists and then have no hash; there are few distinct ones.
+            for i, (known, times) in enumerate(found):
+                if known == part:
+                    found[i] = (known, times + count)
+                    return
+            found.append((part, count))
+
+    if not isinstance(event, DpEvent):
+        raise ValueError(f"expected a dp_accounting DpEvent, not {type(event).__name__}")
+    unroll(event, 1)
+    return found
+
+
+def event_to_json(event: DpEvent) -> dict[str, Any]:
+    """`event` as plain JSON, read back by `event_from_json`. Types we never emit raise `ValueError`.
+
+    >>> event_to_json(repeat(poisson_gaussian(1.5, 0.04), 2250))["count"]
+    2250
+    """
+    # Exact types: a subclass may mean something else, and events never change meaning.
+    kind = type(event)
+    if kind is GaussianDpEvent:
+        return {"type": "gaussian", "noise_multiplier": float(event.noise_multiplier)}
+    if kind is PoissonSampledDpEvent:
+        inner = event_to_json(event.event)
+        return {"type": "poisson_sampled", "sampling_rate": float(event.sampling_probability), "event": inner}
+    if kind is SelfComposedDpEvent:
+        return {"type": "repeated", "count": int(event.count), "event": event_to_json(event.event)}
+    if kind is ComposedDpEvent:
+        return {"type": "composed", "events": [event_to_json(part) for part in event.events]}
+    if kind is NoOpDpEvent:
+        return {"type": "nothing"}
+    if kind is NonPrivateDpEvent:
+        return {"type": "non_private"}
+    raise ValueError(f"events of type {kind.__name__} have no JSON form here")
+
+
+def event_from_json(data: Mapping[str, Any]) -> DpEvent:
+    """The inverse of `event_to_json`; anything it could not have written raises `ValueError`."""
+    if not isinstance(data, Mapping):
+        raise ValueError(f"an event must be a JSON object, not {type(data).__name__}")
+    kind = data.get("type")
+    try:
+        if kind == "gaussian":
+            z = _number(data["noise_multiplier"])
+            # No builder here: a certificate must come back as exactly what it says, or not at all.
+            if not (math.isfinite(z) and z > 0):
+                raise ValueError(f"a gaussian event needs a finite noise_multiplier above 0, not {z}")
+            return GaussianDpEvent(z)
+        if kind == "poisson_sampled":
+            rate = _number(data["sampling_rate"])
+            if not 0 < rate <= 1:
+                raise ValueError(f"a poisson_sampled event needs a sampling_rate in (0, 1], not {rate}")
+            return PoissonSampledDpEvent(rate, event_from_json(data["event"]))
+        if kind == "repeated":
+            count = data["count"]
+            if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+                raise ValueError(f"a repeated event needs a whole count >= 1, not {count!r}")
+            return SelfComposedDpEvent(event_from_json(data["event"]), count)
+        if kind == "composed":
+            return ComposedDpEvent([event_from_json(part) for part in data["events"]])
+    except (KeyError, TypeError) as err:
+        raise ValueError(f"a {kind} event is incomplete or malformed: {err}") from err
+    if kind == "nothing":
+        return NoOpDpEvent()
+    if kind == "non_private":
+        return NonPrivateDpEvent()
+    raise ValueError(f"unknown event type {kind!r}")
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{value!r} is not a number")
+    return float(value)

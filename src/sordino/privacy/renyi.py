@@ -1,0 +1,174 @@
+"""Renyi differential privacy of an event: a vector over orders that adds up under composition.
+
+Per mechanism the vector is dp-accounting's, with one exception: at *fractional* orders of the Poisson
+sampled Gaussian we integrate the definition numerically. dp-accounting 0.6 sums the series of Mironov,
+Talwar and Zhang (2019, section 3.3) without the signs of its binomial coefficients, which is valid but
+loose (7.3293 instead of 7.3291 for noise 1.5, rate 0.04, 2250 steps, delta 1e-5) and does not converge at
+rates around 1/2.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+
+import numpy as np
+from dp_accounting import (
+    DpEvent,
+    GaussianDpEvent,
+    NeighboringRelation,
+    PoissonSampledDpEvent,
+    UnsupportedEventError,
+)
+from dp_accounting.rdp import RdpAccountant, compute_epsilon
+from dp_accounting.rdp.rdp_privacy_accountant import DEFAULT_RDP_ORDERS
+from numpy.typing import NDArray
+
+from sordino.privacy.events import leaves
+
+Vector = NDArray[np.float64]
+
+# Any set of orders gives a valid epsilon, and certificates depend on the set: it never changes silently.
+# dp-accounting's default (1.1 to 10.9 by 0.1, 11 to 63, powers of two), more below 1.1 for large epsilons
+# (its conversion needs orders above 1.01) and quarter octaves above 63 for small ones.
+ORDERS: tuple[float, ...] = tuple(
+    sorted(
+        {float(order) for order in DEFAULT_RDP_ORDERS}
+        | {1 + 0.01 * 2 ** (k / 4) for k in range(1, 14)}
+        | {float(round(64 * 2 ** (k / 4))) for k in range(21)}
+    )
+)
+MOMENTS_ORDERS: tuple[float, ...] = tuple(float(order) for order in range(2, 34))  # lambda = 1..32
+
+_MOST_GRID_POINTS = 8_000  # beyond (noise below about 0.06) dp-accounting's looser series has to do
+
+
+def rdp_of(event: DpEvent, orders: tuple[float, ...] = ORDERS) -> Vector:
+    """RDP of `event` at `orders` under the zero-out relation; infinite where it is not private."""
+    total = np.zeros(len(orders))
+    for leaf, count in leaves(event):
+        total += count * _rdp_of_leaf(leaf, orders)
+    return total
+
+
+def epsilon_from_rdp(rdp: Vector, delta: float, conversion: str, orders: tuple[float, ...] = ORDERS) -> float:
+    """The smallest epsilon the RDP curve proves at `delta`.
+
+    `improved`: Canonne, Kamath and Steinke (2020, proposition 12), as dp-accounting does it.
+    `basic`: Mironov (2017, proposition 3), `min over a of r(a) + ln(1/delta) / (a - 1)`.
+    """
+    if not np.isfinite(rdp).any():
+        return math.inf
+    if conversion == "improved":
+        epsilon, _ = compute_epsilon(orders, rdp, delta)
+        return float(epsilon)
+    assert conversion == "basic"
+    return max(0.0, float(np.min(rdp + math.log(1 / delta) / (np.array(orders) - 1))))
+
+
+def _rdp_of_leaf(leaf: DpEvent, orders: tuple[float, ...]) -> Vector:
+    try:
+        return _cached_rdp_of_leaf(leaf, orders)
+    except TypeError:  # an event that holds a list has no hash
+        return _computed_rdp_of_leaf(leaf, orders)
+
+
+def _computed_rdp_of_leaf(leaf: DpEvent, orders: tuple[float, ...]) -> Vector:
+    rdp = np.empty(len(orders))
+    by_us = np.zeros(len(orders), dtype=bool)
+    if isinstance(leaf, PoissonSampledDpEvent) and isinstance(leaf.event, GaussianDpEvent):
+        rate, noise_multiplier = leaf.sampling_probability, leaf.event.noise_multiplier
+        if 0 < rate < 1:
+            by_us = np.array(
+                [
+                    not order.is_integer() and _grid_points(noise_multiplier, order) <= _MOST_GRID_POINTS
+                    for order in orders
+                ]
+            )
+        if by_us.any():
+            rdp[by_us] = _poisson_gaussian_rdp(rate, noise_multiplier, np.array(orders)[by_us])
+    if not by_us.all():
+        rdp[~by_us] = _rdp_by_dp_accounting(leaf, np.array(orders)[~by_us])
+    # RDP never falls as the order grows. Rounding can make it: for tiny rates even negative, which
+    # dp-accounting would read as epsilon 0. The running maximum keeps every entry an upper bound.
+    finite = np.isfinite(rdp)
+    floor = np.maximum.accumulate(np.where(finite, rdp, 0.0))
+    rdp = np.where(finite, np.maximum(rdp, np.maximum(floor, 0.0)), math.inf)
+    rdp.flags.writeable = False
+    return rdp
+
+
+_cached_rdp_of_leaf = lru_cache(maxsize=256)(_computed_rdp_of_leaf)
+
+
+def _rdp_by_dp_accounting(leaf: DpEvent, orders: Vector) -> Vector:
+    accountant = RdpAccountant(orders, NeighboringRelation.REPLACE_SPECIAL)
+    try:
+        with _quiet_absl(), np.errstate(all="ignore"):
+            accountant.compose(leaf)
+    except UnsupportedEventError as err:
+        raise ValueError(f"RDP cannot price events of type {type(leaf).__name__}") from err
+    rdp: Vector = accountant.rdp
+    return rdp
+
+
+@contextmanager
+def _quiet_absl() -> Iterator[None]:
+    """Orders whose series does not converge are infinite, hence ignored: no need to warn of each."""
+    logger = logging.getLogger("absl")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+# The trapezoid rule converges exponentially for analytic integrands: the error is about
+# exp(-2 pi distance / step), where distance is that of the nearest singularity from the real axis.
+# Here it is pi sigma^2 (where the likelihood ratio vanishes), and the Gaussian itself asks for
+# a step of a fraction of sigma. Both errors are below 1e-16 with these steps.
+_TAIL = 13.0  # in standard deviations, beyond 0 on the left and beyond the order on the right
+
+
+def _step(sigma: float) -> float:
+    return min(0.25 * sigma, 0.5 * sigma**2)
+
+
+def _grid_points(sigma: float, order: float) -> float:
+    return (order + 2 * _TAIL * sigma) / _step(sigma) if sigma > 0 else math.inf
+
+
+def _poisson_gaussian_rdp(rate: float, sigma: float, orders: Vector) -> Vector:
+    """Renyi divergence of (1 - q) N(0, s^2) + q N(1, s^2) from N(0, s^2), the worse of both directions.
+
+    log A(a) / (a - 1) with A(a) = E[(1 + u)^a] over x ~ N(0, s^2), u = q (exp((2x - 1) / (2 s^2)) - 1).
+    As E[u] = 0 we integrate (1 + u)^a - 1 - a u >= 0 instead, so that nothing cancels when A is near 1.
+    """
+    step = _step(sigma)
+    x = np.arange(-_TAIL * sigma, float(orders.max()) + _TAIL * sigma + step, step)
+    log_weight = -0.5 * (x / sigma) ** 2 - math.log(sigma * math.sqrt(2 * math.pi)) + math.log(step)
+    exponent = (2 * x - 1) / (2 * sigma**2)
+    u = rate * np.expm1(np.minimum(exponent, 500.0))
+    log_ratio = np.where(exponent < 500.0, np.log1p(u), math.log(rate) + exponent)  # ln(1 + u)
+
+    log_a = np.empty(len(orders))
+    for i, a in enumerate(orders):
+        power = a * log_ratio
+        joint = power + log_weight
+        top = float(joint.max())
+        log_a[i] = top + math.log(float(np.exp(joint - top).sum()))
+        if log_a[i] < 1e-3:
+            small = np.abs(u) < 1e-5
+            series = a * (a - 1) / 2 * u**2 * (1 + (a - 2) / 3 * u * (1 + (a - 3) / 4 * u))
+            direct = np.expm1(np.minimum(power, 50.0)) - a * np.expm1(np.minimum(log_ratio, 50.0))
+            terms = np.where(small, series, direct) * np.exp(log_weight)
+            far = power > 50.0
+            terms = np.where(far, np.exp(joint) - a * np.exp(np.minimum(log_ratio + log_weight, 700.0)), terms)
+            log_a[i] = math.log1p(max(0.0, float(terms.sum())))
+    # A hair up: the result must stay an upper bound whatever the last digits do.
+    rdp: Vector = log_a / (orders - 1) * (1 + 1e-9)
+    return rdp

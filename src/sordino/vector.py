@@ -1,0 +1,108 @@
+"""A module's trainable parameters as views of one contiguous float32 vector.
+
+To every algorithm a model is one vector ``theta`` in R^d. The parameters stay the objects they were, so
+optimisers, state dicts and ordinary training keep working; only their storage moves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Where one parameter lives in the vector."""
+
+    name: str
+    parameter: nn.Parameter
+    start: int
+    stop: int
+
+
+class ParameterVector:
+    """The trainable parameters of ``model`` as one vector, ``theta``.
+
+    Frozen parameters stay out and tied parameters count once. A parameter that stops being a view (after
+    ``model.to(...)``, ``load_state_dict(assign=True)`` or a replaced layer) is an error at the next
+    ``check()``, which every gate call makes: training never stops silently.
+
+    >>> model = nn.Linear(2, 3)
+    >>> vector = ParameterVector(model)
+    >>> vector.theta.shape
+    torch.Size([9])
+    >>> _ = vector.theta.zero_()
+    >>> model.bias.tolist()
+    [0.0, 0.0, 0.0]
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        named = _trainable(model)
+        if not named:
+            raise ValueError(
+                "the model has no trainable parameters: set requires_grad=True on what should be trained"
+            )
+        wrong = [name for name, p in named if p.dtype != torch.float32]
+        if wrong:
+            raise ValueError(
+                f"parameter {wrong[0]!r} is {dict(named)[wrong[0]].dtype}, not float32: call model.float() first"
+            )
+        devices = {p.device for _, p in named}
+        if len(devices) > 1:
+            raise ValueError(
+                "the trainable parameters lie on several devices: move the model to one with model.to(...)"
+            )
+        self.model = model
+        self.slots: list[Slot] = []
+        size = sum(p.numel() for _, p in named)
+        self.theta = torch.empty(size, dtype=torch.float32, device=next(iter(devices)))
+        start = 0
+        with torch.no_grad():
+            for name, parameter in named:
+                stop = start + parameter.numel()
+                view = self.theta[start:stop].view(parameter.shape)
+                view.copy_(parameter)
+                parameter.data = view
+                self.slots.append(Slot(name, parameter, start, stop))
+                start = stop
+
+    def __len__(self) -> int:
+        return self.theta.numel()
+
+    def split(self, vector: Tensor) -> Iterator[tuple[Slot, Tensor]]:
+        """The parts of ``vector`` in the shape of each parameter, as views."""
+        for slot in self.slots:
+            yield slot, vector[slot.start : slot.stop].view(slot.parameter.shape)
+
+    def check(self) -> None:
+        """Raise if the module's trainable parameters are no longer exactly the views of this vector."""
+        base = self.theta.data_ptr()
+        now = _trainable(self.model)
+        for slot, (name, parameter) in zip(self.slots, now, strict=False):
+            if (
+                parameter is not slot.parameter
+                or parameter.data_ptr() != base + 4 * slot.start
+                or parameter.numel() != slot.stop - slot.start
+                or not parameter.is_contiguous()
+            ):
+                raise ValueError(_detached(name))
+        if len(now) != len(self.slots):
+            raise ValueError(
+                f"the model has {len(now)} trainable parameters but had {len(self.slots)} when it was wrapped: "
+                "freeze or add layers before wrapping, then wrap it again"
+            )
+
+
+def _trainable(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    # named_parameters() already counts a tied parameter once.
+    return [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+
+
+def _detached(name: str) -> str:
+    return (
+        f"parameter {name!r} is no longer part of the training vector (was the model moved with .to(), loaded "
+        "with assign=True, or a layer replaced?): do that before wrapping, or wrap the model again"
+    )
