@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -68,6 +69,8 @@ class ParameterVector:
                 parameter.data = view
                 self.slots.append(Slot(name, parameter, start, stop))
                 start = stop
+        self._structure = _structure(model)
+        self._frozen = [p for p in model.parameters() if not p.requires_grad]
 
     def __len__(self) -> int:
         return self.theta.numel()
@@ -80,20 +83,30 @@ class ParameterVector:
     def check(self) -> None:
         """Raise if the module's trainable parameters are no longer exactly the views of this vector."""
         base = self.theta.data_ptr()
-        now = _trainable(self.model)
-        for slot, (name, parameter) in zip(self.slots, now, strict=False):
-            if (
-                parameter is not slot.parameter
-                or parameter.data_ptr() != base + 4 * slot.start
-                or parameter.numel() != slot.stop - slot.start
-                or not parameter.is_contiguous()
-            ):
-                raise ValueError(_detached(name))
-        if len(now) != len(self.slots):
-            raise ValueError(
-                f"the model has {len(now)} trainable parameters but had {len(self.slots)} when it was wrapped: "
-                "freeze or add layers before wrapping, then wrap it again"
-            )
+        for slot in self.slots:
+            parameter = slot.parameter
+            if parameter.data_ptr() != base + 4 * slot.start or not parameter.is_contiguous():
+                raise ValueError(_detached(slot.name))
+        if any(len(table) != size for table, size, _ in self._structure) or any(
+            table.get(key) is not value for table, _, items in self._structure for key, value in items
+        ):
+            self._raise_difference()
+        for slot in self.slots:
+            if not slot.parameter.requires_grad:
+                raise ValueError(f"parameter {slot.name!r} was frozen after wrapping: freeze it before")
+        for parameter in self._frozen:
+            if parameter.requires_grad:
+                raise ValueError("a frozen parameter was unfrozen after wrapping: wrap the model again")
+
+    def _raise_difference(self) -> None:
+        now = dict(_trainable(self.model))
+        for slot in self.slots:
+            if now.get(slot.name) is not slot.parameter:
+                raise ValueError(_detached(slot.name))
+        added = sorted(set(now) - {slot.name for slot in self.slots})
+        if added:
+            raise ValueError(f"parameter {added[0]!r} was added after wrapping: wrap the model again")
+        self._structure = _structure(self.model)  # something that holds nothing trainable has changed
 
 
 def _trainable(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
@@ -106,3 +119,9 @@ def _detached(name: str) -> str:
         f"parameter {name!r} is no longer part of the training vector (was the model moved with .to(), loaded "
         "with assign=True, or a layer replaced?): do that before wrapping, or wrap the model again"
     )
+
+
+def _structure(model: nn.Module) -> list[tuple[dict[str, Any], int, list[tuple[str, Any]]]]:
+    """Every table of children and parameters below ``model``, and what is in it: cheap to compare each call."""
+    tables = [table for module in model.modules() for table in (module._parameters, module._modules)]
+    return [(table, len(table), list(table.items())) for table in tables if table]

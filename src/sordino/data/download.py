@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import http.client
 import os
+import urllib.error
 import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,10 +54,13 @@ class Folders:
 
     def fetch(self, file: PublicFile) -> Path:
         """Download a public file into the chosen folder if it is writable, else into the cache."""
-        writable = self.chosen is not None and os.access(self.chosen, os.W_OK)
-        folder = self.chosen if self.chosen is not None and writable else self.cache
+        destination = self.cache / file.path
+        if self.chosen is not None:
+            wanted = self.chosen / file.path
+            if os.access(wanted.parent if wanted.parent.exists() else self.chosen, os.W_OK):
+                destination = wanted
         try:
-            return download(file.url, folder / file.path, file.md5)
+            return download(file.url, destination, file.md5)
         except ValueError as error:
             raise ValueError(
                 f"{error}; get it yourself and set SORDINO_DATA to a folder with {file.path}"
@@ -68,17 +73,20 @@ def download(url: str, destination: Path, md5: str) -> Path:
     # md5 is what is published: good enough to tell a damaged or swapped file from the real one.
     digest = hashlib.md5(usedforsecurity=False)
     try:
-        destination.parent.mkdir(parents=True, exist_ok=True)
-        with urllib.request.urlopen(url, timeout=_SOCKET_TIMEOUT) as response, partial.open("wb") as out:
-            while chunk := response.read(_CHUNK):
-                digest.update(chunk)
-                out.write(chunk)
+        with urllib.request.urlopen(url, timeout=_SOCKET_TIMEOUT) as response:
+            destination.parent.mkdir(parents=True, exist_ok=True)
+            with partial.open("wb") as out:
+                while chunk := response.read(_CHUNK):
+                    digest.update(chunk)
+                    out.write(chunk)
         if digest.hexdigest() != md5:
             raise ValueError(f"{url} has the wrong checksum (md5 {digest.hexdigest()}, published {md5})")
         os.replace(partial, destination)
     except (OSError, http.client.HTTPException) as error:
-        reason = " ".join(str(getattr(error, "reason", error)).split()) or type(error).__name__
+        cause = error.reason if type(error) is urllib.error.URLError else error  # the wrapper says less
+        reason = " ".join(str(cause).split()) or type(cause).__name__
         raise ValueError(f"could not download {url} to {destination.parent} ({reason})") from None
     finally:
-        partial.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # never hide the first failure behind a second one
+            partial.unlink()
     return destination

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sordino.gradients.capture import Capture, Layout, rule_for
+from sordino.gradients.capture import Capture, Layout, detached, rule_for
 from sordino.gradients.factors import Dense
 
 
@@ -31,7 +31,7 @@ class _Scale(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        x, scale = ctx.saved_tensors
+        x, scale = detached(ctx)
         capture, index, layout = ctx.use
         (grad,) = grads
         capture.record(index, Dense(_per_example(grad * x, capture, layout, tuple(scale.shape))))

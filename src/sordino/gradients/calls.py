@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-Loss = Callable[[Any, Tensor], Tensor]
+Loss = Callable[[Any, Any], Tensor]
 
 
 def call_model(model: nn.Module, inputs: Any) -> Any:

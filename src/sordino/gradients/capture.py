@@ -70,6 +70,11 @@ class CannotCapture(Exception):
     """The pass cannot be captured by rules; the engine falls back."""
 
 
+def detached(ctx: Any) -> list[Tensor]:
+    """Saved tensors without their graph: kept in factors, they would otherwise keep the whole pass alive."""
+    return [tensor.detach() for tensor in ctx.saved_tensors]
+
+
 UseKey = tuple[int, int]  # (which tracked tensor, its how-manieth use of that kind)
 
 
@@ -130,6 +135,7 @@ class Capture(TorchFunctionMode):
         self.anchor = torch.zeros((), requires_grad=True)
         self.factors: dict[int, list[Factor]] = defaultdict(list)
         self.derived: dict[int, Tensor] = {}
+        self.unfolded_bytes = 0  # of the convolution that unfolds most
         self._observations = observations
         self._index = {id(p): i for i, p in enumerate(parameters) if i not in plan.unruled}
         self._ancestors: dict[int, set[int]] = {i: {i} for i in range(len(parameters))}

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sordino.gradients.capture import Capture, Layout, rule_for
-from sordino.gradients.factors import Dense, Factor, Outer
+from sordino.gradients.capture import Capture, Layout, detached, rule_for
+from sordino.gradients.factors import Dense, Factor, Outer, gram_is_cheaper
 
 
 class _Convolution(torch.autograd.Function):
@@ -34,7 +34,7 @@ class _Convolution(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        x, weight = ctx.saved_tensors
+        x, weight = detached(ctx)
         stride, padding, dilation, transposed, output_padding, groups = ctx.geometry
         capture, weight_index, bias_index, layout = ctx.use
         (grad,) = grads
@@ -44,6 +44,7 @@ class _Convolution(torch.autograd.Function):
             columns = unfold(
                 unfolded, weight.shape[2:], stride, padding, dilation, other.shape[2:]
             )  # [N, C_in k, L]
+            capture.unfolded_bytes = max(capture.unfolded_bytes, columns.numel() * columns.element_size())
             capture.record(weight_index, _factor(columns, other.flatten(2), groups, capture.batch, layout))
         if bias_index is not None:
             per_row = layout.split(grad.flatten(2).sum(2), capture.batch, 1)
@@ -71,7 +72,7 @@ def _factor(columns: Tensor, other: Tensor, groups: int, batch: int, layout: Lay
     rows, width, positions = columns.shape
     height = other.shape[1]
     if groups == 1:
-        if layout.fold == 1 and positions * (height + width) >= height * width:
+        if layout.fold == 1 and not gram_is_cheaper(positions, width, height):
             return Dense(torch.bmm(other, columns.mT).flatten(1))
         return Outer(
             layout.split(columns.mT, batch, 1).flatten(1, 2), layout.split(other.mT, batch, 1).flatten(1, 2)
@@ -95,13 +96,8 @@ def unfold(
     rows, channels = x.shape[:2]
     if all(k == 1 for k in kernel) and all(s == 1 for s in stride) and not any(padding):
         return x.flatten(2)
-    if x.dim() == 4:
-        needed = [(o - 1) * s + (k - 1) * d + 1 for o, s, k, d in zip(output, stride, kernel, dilation, strict=True)]
-        # im2col derives the number of positions from the size: cut what a stride left over.
-        x = F.pad(x, [n for p in reversed(padding) for n in (p, p)]) if any(padding) else x
-        x = x[:, :, : needed[0], : needed[1]]
-        return F.unfold(x, tuple(kernel), tuple(dilation), 0, tuple(stride))
-    padded = F.pad(x, [n for p in reversed(padding) for n in (p, p)]).contiguous()
+    # A strided view copied by one parallel kernel is three to five times as fast as im2col (F.unfold).
+    padded = F.pad(x, [n for p in reversed(padding) for n in (p, p)]) if any(padding) else x.contiguous()
     strides = padded.stride()
     windows = padded.as_strided(
         (rows, channels, *kernel, *output),

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sordino.gradients.capture import Capture, Layout, rule_for
+from sordino.gradients.capture import Capture, Layout, detached, rule_for
 from sordino.gradients.factors import Rows
 
 
@@ -30,7 +30,7 @@ class _Embedding(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        (tokens,) = ctx.saved_tensors
+        (tokens,) = detached(ctx)
         capture, index, layout, padding_idx, rows = ctx.use
         (grad,) = grads
         if padding_idx >= 0:

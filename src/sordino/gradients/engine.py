@@ -7,6 +7,7 @@ beside this one; how the passes are watched is in ``capture``.
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,21 +16,23 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from sordino.gradients import attention, broadcast, convolution, embedding, linear, normalisation, recurrent
 from sordino.gradients.calls import Loss, call_model, check_loss
 from sordino.gradients.capture import CannotCapture, Capture, Plan, learn
-from sordino.gradients.factors import Dense, Factor, Groups, Outer, Rows, join, squared_norms
+from sordino.gradients.factors import Dense, Factor, Groups, join, squared_norms
 from sordino.gradients.fallback import SlowGradients, loop_gradients, per_example_gradients
 from sordino.gradients.refuse import refuse
 from sordino.vector import ParameterVector
 
 RULE_FILES = (attention, broadcast, convolution, embedding, linear, normalisation, recurrent)  # they register
 
-# What one micro-batch may capture. Convolutions slow down when unfolded inputs leave the cache; by
-# measurement (benchmarks/private_step.py) the best size is a few times the last-level cache's share of a core.
-_MICROBATCH_BYTES = 24 << 20
+# Convolutions slow down when a micro-batch's unfolded inputs leave the cache, so these set its size; what a
+# micro-batch may capture in all bounds the memory of models without them. Both by measurement on the models of
+# benchmarks/private_step.py, and neither is visible to the maths.
+_UNFOLDED_BYTES = 20 << 20
+_CAPTURED_BYTES = 96 << 20
 
 _PROBE_SIZES = (3, 5)  # two sizes tell which dimension counts examples
 
@@ -38,6 +41,7 @@ _PROBE_SIZES = (3, 5)  # two sizes tell which dimension counts examples
 class Norms:
     """Gradient norms of U units (examples or groups); squares by parameter, for per-layer clipping."""
 
+    names: tuple[str, ...]  # of the P parameters
     squares_PU: Tensor
     total_U: Tensor  # norms over all parameters
 
@@ -60,16 +64,18 @@ class Engine:
         self.loss = loss
         self.vector = ParameterVector(model)
         self.microbatch = microbatch
+        self._names = tuple(slot.name for slot in self.vector.slots)
         self._parameters = [slot.parameter for slot in self.vector.slots]
+        self.draws_randomness = True  # does a training pass use torch's generator? prepare() finds out
         self._plan: Plan | None = None
         self._everything_unruled = False
 
     # Learning the model --------------------------------------------------------------------------------
 
-    def prepare(self, inputs: Any, targets: Tensor) -> None:
+    def prepare(self, inputs: Any, targets: Any) -> None:
         """Learn how the model treats batches from five or more rows, made up if possible, and check it."""
         largest = max(_PROBE_SIZES)
-        if len(targets) < largest:
+        if _count(targets) < largest:
             raise ValueError(f"prepare needs {largest} rows to learn how the model treats batches")
         with _evaluating(self.model), torch.random.fork_rng(devices=[]):
             plan = Plan()
@@ -98,7 +104,9 @@ class Engine:
                     SlowGradients,
                     stacklevel=3,
                 )
-            if self.microbatch is None:
+        self.draws_randomness = self._finds_randomness(*_rows(inputs, targets, 0, largest))
+        if self.microbatch is None:
+            with _evaluating(self.model):
                 self.microbatch = self._choose_microbatch(*_rows(inputs, targets, 0, largest))
 
     def _agrees(self, plan: Plan, rows: tuple[Any, Tensor], wanted: tuple[Tensor, Tensor]) -> bool:
@@ -108,23 +116,24 @@ class Engine:
             got, got_norms = self._sums_of_batch(*rows, _ones, 1, None)
         except CannotCapture:
             return False
+        # Wide bounds: a wrong layout is wrong by a factor, while a ReLU at a rounding error from its kink may
+        # move a gradient by a thousandth.
         scale = max(float(norms.max()), 1e-30)
-        return torch.allclose(got_norms, norms, rtol=1e-3, atol=1e-4 * scale) and torch.allclose(
-            got[0], total, rtol=1e-3, atol=1e-4 * scale
-        )
+        worst = max(float((got_norms - norms).abs().max()), float((got[0] - total).norm()))
+        return worst < 0.02 * scale
 
-    def _single_example_sums(self, inputs: Any, targets: Tensor) -> tuple[Tensor, Tensor]:
+    def _single_example_sums(self, inputs: Any, targets: Any) -> tuple[Tensor, Tensor]:
         rows = torch.cat(loop_gradients(self.model, self.loss, self._parameters, inputs, targets), 1)
         rows = torch.where(rows.isfinite().all(1, keepdim=True), rows, 0.0)
         return rows.norm(dim=1), rows.sum(0)
 
-    def _refuse_mixing(self, inputs: Any, targets: Tensor) -> None:
+    def _refuse_mixing(self, inputs: Any, targets: Any) -> None:
         with torch.no_grad():
             together = self.loss(call_model(self.model, inputs), targets)
             apart = torch.cat(
                 [
                     self.loss(call_model(self.model, row), target)
-                    for row, target in (_rows(inputs, targets, i, i + 1) for i in range(len(targets)))
+                    for row, target in (_rows(inputs, targets, i, i + 1) for i in range(_count(targets)))
                 ]
             )
         if not torch.allclose(together, apart, rtol=1e-3, atol=1e-5, equal_nan=True):
@@ -133,20 +142,29 @@ class Engine:
                 "bounded: remove what mixes them (batch statistics, attention across the batch, a reduced loss)"
             )
 
-    def _choose_microbatch(self, inputs: Any, targets: Tensor) -> int:
+    def _finds_randomness(self, inputs: Any, targets: Any) -> bool:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            before = torch.get_rng_state()
+            self.loss(call_model(self.model, inputs), targets)
+            return not torch.equal(before, torch.get_rng_state())
+
+    def _choose_microbatch(self, inputs: Any, targets: Any) -> int:
         if self._everything_unruled:
-            per_example = 8 * len(self.vector)
-        else:
-            assert self._plan is not None
-            factors, _ = self._factors(inputs, targets)
-            seen = sum(t.numel() * t.element_size() for fs in factors for f in fs for t in _tensors(f))
-            per_example = seen // len(targets) + 1
-        return max(1, _MICROBATCH_BYTES // per_example)
+            return max(1, _CAPTURED_BYTES // (8 * len(self.vector)))
+        assert self._plan is not None
+        capture = Capture(self._parameters, _count(targets), self._plan)
+        self._watch(capture, inputs, targets, backward=True)
+        factors = self._joined(capture, inputs, targets)
+        captured = sum(t.numel() * t.element_size() for fs in factors for f in fs for t in _tensors(f))
+        sizes = [_CAPTURED_BYTES * _count(targets) // max(captured, 1)]
+        if capture.unfolded_bytes:
+            sizes.append(_UNFOLDED_BYTES * _count(targets) // capture.unfolded_bytes)
+        return max(1, min(sizes))
 
     # Sums ----------------------------------------------------------------------------------------------
 
     def sums(
-        self, inputs: Any, targets: Tensor, weigh: Weigh, *, count: int = 1, groups: Tensor | None = None
+        self, inputs: Any, targets: Any, weigh: Weigh, *, count: int = 1, groups: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """``count`` weighted sums of gradients [count, d], and the norms of the units that were weighed.
 
@@ -154,32 +172,35 @@ class Engine:
         anything else. A unit with a non-finite gradient counts as zero: norm 0, no part in any sum.
         """
         self.vector.check()
-        total = torch.zeros(count, len(self.vector), device=self.vector.theta.device)
-        if len(targets) == 0:
+        rows = _count(targets)
+        if rows == 0:
+            total = torch.zeros(count, len(self.vector), device=self.vector.theta.device)
             return total, total.new_zeros(0)
+        total = torch.empty(count, len(self.vector), device=self.vector.theta.device)
         if self._plan is None:
-            repeats = -(-max(_PROBE_SIZES) // len(targets))
+            repeats = -(-max(_PROBE_SIZES) // rows)
             self.prepare(*tree_map(lambda x: torch.cat([x] * repeats) if repeats > 1 else x, (inputs, targets)))
         assert self.microbatch is not None
         all_norms = []
-        for rows in _microbatches(len(targets), self.microbatch, groups):
-            part = _take(inputs, rows), _take(targets, rows)
-            ids = None if groups is None else groups[rows]
-            norms = self._add_sums(*part, weigh, ids, total, fresh=not all_norms)
+        for part in _microbatches(rows, self.microbatch, groups):
+            ids = None if groups is None else groups[part]
+            norms = self._add_sums(
+                _take(inputs, part), _take(targets, part), weigh, ids, total, fresh=not all_norms
+            )
             all_norms.append(norms)
         return total, all_norms[0] if len(all_norms) == 1 else torch.cat(all_norms)
 
     def _sums_of_batch(
-        self, inputs: Any, targets: Tensor, weigh: Weigh, count: int, groups: Tensor | None
+        self, inputs: Any, targets: Any, weigh: Weigh, count: int, groups: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        total = torch.zeros(count, len(self.vector), device=self.vector.theta.device)
+        total = torch.empty(count, len(self.vector), device=self.vector.theta.device)
         norms = self._add_sums(inputs, targets, weigh, groups, total, fresh=True)
         return total, norms
 
     def _add_sums(
-        self, inputs: Any, targets: Tensor, weigh: Weigh, ids: Tensor | None, total: Tensor, *, fresh: bool
+        self, inputs: Any, targets: Any, weigh: Weigh, ids: Tensor | None, total: Tensor, *, fresh: bool
     ) -> Tensor:
-        """Add one micro-batch's weighted sums to ``total`` (zeros if ``fresh``); return its norms."""
+        """Add one micro-batch's weighted sums to ``total`` (or write them, if ``fresh``); return its norms."""
         factors, batch = self._factors(inputs, targets)
         units = batch
         if ids is not None:
@@ -191,25 +212,27 @@ class Engine:
             squares = [squared_norms(fs) if fs else torch.zeros(units, device=device) for fs in factors]
             squares_PU = torch.stack(squares)
             square_U = squares_PU.sum(0)
-            keep = square_U.isfinite()
-            if not bool(keep.all()):
+            if not math.isfinite(float(square_U.sum())):
+                keep = square_U.isfinite()
                 for factor in (f for fs in factors for f in fs):
                     factor.mask(keep)
                 squares_PU = torch.where(keep, squares_PU, 0.0)
                 square_U = torch.where(keep, square_U, 0.0)
-            norms = Norms(squares_PU, square_U.clamp_min_(0.0).sqrt_())
+            norms = Norms(self._names, squares_PU, square_U.clamp_min_(0.0).sqrt_())
             weights = weigh(norms)
             for k in range(len(total)):
                 for i, (_, out) in enumerate(self.vector.split(total[k])):
                     row = weights[k, i] if weights.dim() == 3 else weights[k]
+                    if fresh and not factors[i]:
+                        out.zero_()
                     for n, factor in enumerate(factors[i]):
                         factor.add_weighted_sum(row, out, fresh and n == 0)
         return norms.total_U
 
-    def _factors(self, inputs: Any, targets: Tensor) -> tuple[list[list[Factor]], int]:
+    def _factors(self, inputs: Any, targets: Any) -> tuple[list[list[Factor]], int]:
         """For each parameter, what its per-example gradients are made of, joined over its uses."""
         assert self._plan is not None
-        batch = len(targets)
+        batch = _count(targets)
         if not self._everything_unruled:
             capture = Capture(self._parameters, batch, self._plan)
             before = torch.get_rng_state() if self._plan.unruled else None
@@ -225,7 +248,7 @@ class Engine:
             self._everything_unruled = True
         return self._fallback_factors(inputs, targets, range(len(self._parameters))), batch
 
-    def _watch(self, capture: Capture, inputs: Any, targets: Tensor, backward: bool = False) -> None:
+    def _watch(self, capture: Capture, inputs: Any, targets: Any, backward: bool = False) -> None:
         with torch.enable_grad():
             with capture:
                 losses = self.loss(call_model(self.model, inputs), targets)
@@ -234,7 +257,7 @@ class Engine:
                 # Asking for the anchor's gradient runs exactly the nodes that lead to a watched use.
                 torch.autograd.grad(losses.sum(), [capture.anchor], allow_unused=True)
 
-    def _joined(self, capture: Capture, inputs: Any, targets: Tensor) -> list[list[Factor]]:
+    def _joined(self, capture: Capture, inputs: Any, targets: Any) -> list[list[Factor]]:
         factors = [capture.factors.get(i, []) for i in range(len(self._parameters))]
         for number, tensor in capture.derived.items():
             uses = capture.factors.get(number)
@@ -261,7 +284,7 @@ class Engine:
         )
         return [Dense(g.flatten(1)) for g in grads]
 
-    def _fallback_factors(self, inputs: Any, targets: Tensor, indices: Any) -> list[list[Factor]]:
+    def _fallback_factors(self, inputs: Any, targets: Any, indices: Any) -> list[list[Factor]]:
         named = [(self.vector.slots[i].name, self._parameters[i]) for i in indices]
         if not named:
             return []
@@ -273,12 +296,7 @@ def _ones(norms: Norms) -> Tensor:
 
 
 def _tensors(factor: Factor) -> list[Tensor]:
-    if isinstance(factor, Dense):
-        return [factor.values_BN]
-    if isinstance(factor, Outer):
-        return [factor.inputs_BTd, factor.grads_BTp]
-    assert isinstance(factor, Rows)
-    return [factor.grads_BTd]
+    return [value for value in vars(factor).values() if isinstance(value, Tensor)]
 
 
 def _folded_the_other_way(plan: Plan) -> Plan:
@@ -289,12 +307,16 @@ def _folded_the_other_way(plan: Plan) -> Plan:
     return Plan(layouts, plan.constant, plan.unruled, plan.numbers, example_first=False)
 
 
-def _rows(inputs: Any, targets: Tensor, start: int, stop: int) -> tuple[Any, Tensor]:
-    return tree_map(lambda x: x[start:stop], inputs), targets[start:stop]
+def _rows(inputs: Any, targets: Any, start: int, stop: int) -> tuple[Any, Tensor]:
+    return tree_map(lambda x: x[start:stop], (inputs, targets))  # type: ignore[no-any-return]
+
+
+def _count(targets: Any) -> int:
+    return len(targets) if isinstance(targets, Tensor) else len(tree_leaves(targets)[0])
 
 
 def _take(tree: Any, rows: slice | Tensor) -> Any:
-    return tree_map(lambda x: x[rows], tree)
+    return tree[rows] if isinstance(tree, Tensor) else tree_map(lambda x: x[rows], tree)
 
 
 def _microbatches(n: int, size: int, groups: Tensor | None) -> Iterator[slice | Tensor]:

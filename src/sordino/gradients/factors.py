@@ -1,7 +1,7 @@
 """What one use of a parameter contributes to its per-example gradients, kept in the cheapest exact form.
 
 ``B`` examples (or groups), ``T`` positions, ``d`` inputs, ``p`` outputs. A factor can say its squared norms,
-its weighted sums (added to ``out``, which is zero if ``fresh``), and itself as a dense B x size matrix.
+its weighted sums (added to ``out``, or written to it if ``fresh``), and itself as a dense B x size matrix.
 """
 
 from __future__ import annotations
@@ -40,6 +40,33 @@ class Dense:
 
 
 @dataclass
+class Product:
+    """One outer product g a' per example: a linear layer on plain vectors."""
+
+    inputs_Bd: Tensor
+    grads_Bp: Tensor
+
+    def squared_norms(self) -> Tensor:
+        return (_row_norms(self.inputs_Bd) * _row_norms(self.grads_Bp)).square_()
+
+    def add_weighted_sum(self, weights_B: Tensor, out: Tensor, fresh: bool = False) -> None:
+        out.addmm_((self.grads_Bp * weights_B[:, None]).t(), self.inputs_Bd, beta=0.0 if fresh else 1.0)
+
+    def dense(self) -> Tensor:
+        return self.positions().dense()
+
+    def mask(self, keep_B: Tensor) -> None:
+        self.inputs_Bd, self.grads_Bp = _keep(self.inputs_Bd, keep_B), _keep(self.grads_Bp, keep_B)
+
+    def regroup(self, groups: Groups) -> Outer:
+        return self.positions().regroup(groups)
+
+    def positions(self) -> Outer:
+        """The same with a dimension of positions, of which there is one."""
+        return Outer(self.inputs_Bd[:, None], self.grads_Bp[:, None])
+
+
+@dataclass
 class Outer:
     """Sum over positions of outer products g_t a_t': linear layers, and convolutions over unfolded inputs."""
 
@@ -50,11 +77,7 @@ class Outer:
     def squared_norms(self) -> Tensor:
         a, g = self.inputs_BTd, self.grads_BTp
         positions, d, p = a.shape[1], a.shape[2], g.shape[2]
-        if positions == 1:
-            return _row_squares(a[:, 0]) * _row_squares(g[:, 0])
-        if positions * (p + d) >= p * d:
-            return _row_squares(self.dense())
-        return self._gram_squared_norms()
+        return self._gram_squared_norms() if gram_is_cheaper(positions, d, p) else _row_squares(self.dense())
 
     def _gram_squared_norms(self) -> Tensor:
         a, g = self.inputs_BTd, self.grads_BTp
@@ -109,6 +132,8 @@ class Rows:
         return self.grads_BTd.new_zeros(batch).index_add_(0, owner, _row_squares(summed))
 
     def add_weighted_sum(self, weights_B: Tensor, out: Tensor, fresh: bool = False) -> None:
+        if fresh:
+            out.zero_()
         scaled = self.grads_BTd * weights_B[:, None, None]
         out.view(self.rows, -1).index_add_(0, self.tokens_BT.flatten(), scaled.flatten(0, 1))
 
@@ -125,7 +150,7 @@ class Rows:
         return Rows(groups.stack(self.tokens_BT[..., None])[..., 0], groups.stack(self.grads_BTd), self.rows)
 
 
-Factor = Dense | Outer | Rows
+Factor = Dense | Product | Outer | Rows
 
 
 class Groups:
@@ -150,10 +175,20 @@ class Groups:
         return stacked.view(self.count, self._largest * positions, width)
 
 
+def gram_is_cheaper(positions: int, d: int, p: int) -> bool:
+    """Norms from T x T Gram matrices, rather than from the p x d gradients themselves?
+
+    By the operations it is T (p + d) < p d; by measurement the dense way, which also gives the weighted sum
+    almost for free, is ahead until about half of that.
+    """
+    return 2 * positions * (p + d) < p * d
+
+
 def join(factors: list[Factor]) -> list[Factor]:
     """The fewest factors that say the same: uses of one parameter become one where their form allows it."""
     if len(factors) <= 1:
         return factors
+    factors = [f.positions() if isinstance(f, Product) else f for f in factors]
     outers = [f for f in factors if isinstance(f, Outer)]
     rows = [f for f in factors if isinstance(f, Rows)]
     denses = [f for f in factors if isinstance(f, Dense)]
@@ -210,8 +245,12 @@ def _outer(a_BTd: Tensor, g_BTp: Tensor) -> Tensor:
     return torch.bmm(g_BTp.mT, a_BTd).flatten(1)
 
 
-def _row_squares(x: Tensor) -> Tensor:
-    return torch.linalg.vector_norm(x.flatten(1), dim=1).square_()
+def _row_norms(x_BN: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(x_BN, dim=1)
+
+
+def _row_squares(x_BN: Tensor) -> Tensor:
+    return _row_norms(x_BN).square_()
 
 
 def _keep(x: Tensor, keep_B: Tensor) -> Tensor:

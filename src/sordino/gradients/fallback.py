@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from sordino.gradients.calls import Loss, call_model
 
@@ -18,12 +18,12 @@ class SlowGradients(UserWarning):
 
 
 def per_example_gradients(
-    model: nn.Module, loss: Loss, named: Sequence[tuple[str, nn.Parameter]], inputs: Any, targets: Tensor
+    model: nn.Module, loss: Loss, named: Sequence[tuple[str, nn.Parameter]], inputs: Any, targets: Any
 ) -> list[Tensor]:
     """The gradient of each example's loss by each of the ``named`` parameters, [B, size] each."""
     values = {name: parameter.detach() for name, parameter in named}
 
-    def one(values: dict[str, Tensor], inputs: Any, target: Tensor) -> Tensor:
+    def one(values: dict[str, Tensor], inputs: Any, target: Any) -> Tensor:
         batch_of_one = tree_map(lambda x: x.unsqueeze(0), (inputs, target))
         output = torch.func.functional_call(model, values, *_as_call(batch_of_one[0]))
         return loss(output, batch_of_one[1]).sum()
@@ -44,13 +44,13 @@ def per_example_gradients(
 
 
 def loop_gradients(
-    model: nn.Module, loss: Loss, parameters: Sequence[nn.Parameter], inputs: Any, targets: Tensor
+    model: nn.Module, loss: Loss, parameters: Sequence[nn.Parameter], inputs: Any, targets: Any
 ) -> list[Tensor]:
     """The same by a plain loop over examples: the definition, and the oracle of our tests."""
     rows = []
-    for i in range(len(targets)):
-        row = tree_map(lambda x, i=i: x[i : i + 1], inputs)
-        value = loss(call_model(model, row), targets[i : i + 1]).sum()
+    for i in range(len(tree_leaves(targets)[0])):
+        row, target = tree_map(lambda x, i=i: x[i : i + 1], (inputs, targets))
+        value = loss(call_model(model, row), target).sum()
         if value.requires_grad:
             grads: Sequence[Tensor | None] = torch.autograd.grad(value, parameters, allow_unused=True)
         else:

@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sordino.gradients.capture import Capture, Layout, rule_for
-from sordino.gradients.factors import Dense, Outer
+from sordino.gradients.capture import Capture, Layout, detached, rule_for
+from sordino.gradients.factors import Dense, Factor, Outer, Product
 
 
 class _Linear(torch.autograd.Function):
@@ -31,17 +31,28 @@ class _Linear(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        x, weight = ctx.saved_tensors
+        x, weight = detached(ctx)
         capture, weight_index, bias_index, layout = ctx.use
         (grad,) = grads
-        lead = grad.dim() - 1
-        grads_BTp = layout.split(grad, capture.batch, lead)
         if weight_index is not None:
-            capture.record(weight_index, Outer(layout.split(x, capture.batch, lead), grads_BTp))
+            capture.record(weight_index, _factor(x, grad, capture, layout))
         if bias_index is not None:
-            capture.record(bias_index, Dense(grads_BTp.sum(1) if grads_BTp.shape[1] > 1 else grads_BTp[:, 0]))
+            capture.record(bias_index, Dense(_sum_positions(grad, capture, layout)))
         grad_x = grad @ weight if ctx.needs_input_grad[1] else None
         return None, grad_x, None, None, None, None, None, None
+
+
+def _factor(inputs: Tensor, grads: Tensor, capture: Capture, layout: Layout) -> Factor:
+    """sum_t g_t a_t' for each example, from tensors whose last dimension alone is not leading."""
+    lead = grads.dim() - 1
+    if lead == 1 and layout.fold == 1:
+        return Product(inputs, grads)
+    return Outer(layout.split(inputs, capture.batch, lead), layout.split(grads, capture.batch, lead))
+
+
+def _sum_positions(grads: Tensor, capture: Capture, layout: Layout) -> Tensor:
+    lead = grads.dim() - 1
+    return grads if lead == 1 and layout.fold == 1 else layout.split(grads, capture.batch, lead).sum(1)
 
 
 @rule_for(F.linear)
@@ -74,13 +85,10 @@ class _MatrixProduct(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        x, weight = ctx.saved_tensors
+        x, weight = detached(ctx)
         capture, index, layout = ctx.use
         (grad,) = grads
-        lead = grad.dim() - 1
-        capture.record(
-            index, Outer(layout.split(grad, capture.batch, lead), layout.split(x, capture.batch, lead))
-        )
+        capture.record(index, _factor(grad, x, capture, layout))
         return None, (grad @ weight.mT if ctx.needs_input_grad[1] else None), None, None, None, None
 
 

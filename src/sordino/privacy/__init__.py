@@ -1,1 +1,35 @@
+"""Privacy accounting: budgets, events, what they cost, how much noise they need, and the proof of it."""
 
+from sordino.privacy.accountants import EpsilonCurve, Guarantee, epsilon_after, price
+from sordino.privacy.budget import Budget
+from sordino.privacy.calibration import noise_for, steps_for
+from sordino.privacy.certificate import certificate, recompute, show_epsilon
+from sordino.privacy.events import (
+    compose,
+    event_from_json,
+    event_to_json,
+    gaussian,
+    poisson_gaussian,
+    repeat,
+)
+from sordino.privacy.ledger import Ledger
+
+__all__ = [
+    "Budget",
+    "EpsilonCurve",
+    "Guarantee",
+    "Ledger",
+    "certificate",
+    "compose",
+    "epsilon_after",
+    "event_from_json",
+    "event_to_json",
+    "gaussian",
+    "noise_for",
+    "poisson_gaussian",
+    "price",
+    "recompute",
+    "repeat",
+    "show_epsilon",
+    "steps_for",
+]

@@ -48,9 +48,7 @@ class Guarantee:
     gdp_mu: float | None = None
 
 
-def price(
-    event: DpEvent, delta: float, accountant: str = "auto", conversion: str = "improved"
-) -> Guarantee:
+def price(event: DpEvent, delta: float, accountant: str = "auto", conversion: str = "improved") -> Guarantee:
     """The guarantee of `event`, a plan fixed in advance, at `delta`.
 
     Neighbouring data sets differ by zeroing out one unit's contribution (`REPLACE_SPECIAL`), so n is public.
@@ -84,7 +82,7 @@ def price(
         return guarantee(pld_epsilon(event, delta), "pld", NO_CONVERSION)
 
     by_rdp = guarantee(epsilon_from_rdp(rdp_of(event), delta, conversion), "rdp", conversion)
-    if accountant == "auto" and _pld_is_worth_it(event, delta, by_rdp.epsilon):
+    if accountant == "auto" and worth_pld(event, delta, by_rdp.epsilon):
         by_pld = guarantee(pld_epsilon(event, delta), "pld", NO_CONVERSION)
         return min(by_rdp, by_pld, key=lambda g: g.epsilon)
     return by_rdp
@@ -100,7 +98,8 @@ def check_names(accountant: str, conversion: str) -> None:
         raise ValueError(f"unknown conversion {conversion!r}: choose one of {', '.join(CONVERSIONS)}")
 
 
-def _pld_is_worth_it(event: DpEvent, delta: float, rdp_epsilon: float) -> bool:
+def worth_pld(event: DpEvent, delta: float, rdp_epsilon: float) -> bool:
+    """Whether "auto" asks PLD about `event`, given what RDP says of it."""
     parts = leaves(event)
     if delta < SMALLEST_DELTA or not pld_supports(event):
         return False

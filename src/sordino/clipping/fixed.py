@@ -1,0 +1,92 @@
+"""Thresholds that stay: one for the whole gradient, one per layer, or none."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sordino.clipping.policy import ClippingPolicy, State, check_threshold, clip_factors
+from sordino.gradients import Norms
+
+
+@dataclass(frozen=True)
+class Fixed(ClippingPolicy):
+    """Clip every unit's gradient to norm ``threshold`` (Abadi et al., 2016)."""
+
+    threshold: float
+
+    def __post_init__(self) -> None:
+        check_threshold(self.threshold)
+
+    def start(self, names: Sequence[str]) -> State:
+        return {"threshold": self.threshold}
+
+    def sensitivity(self, state: State) -> float:
+        return state["threshold"]
+
+    def weights(self, norms: Norms, state: State) -> Tensor:
+        return clip_factors(norms.total_U, state["threshold"])[None]
+
+
+@dataclass(frozen=True)
+class PerLayer(ClippingPolicy):
+    """Clip each layer's part of the gradient on its own.
+
+    One number is the total threshold C, shared equally: each of L layers gets C / sqrt(L). A sequence gives one
+    threshold per layer, in the order of the model. Either way noise follows the root of the sum of squares.
+    """
+
+    thresholds: float | tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        for threshold in [self.thresholds] if isinstance(self.thresholds, (int, float)) else self.thresholds:
+            check_threshold(threshold)
+
+    def start(self, names: Sequence[str]) -> State:
+        count = len(set(_layers(names)))
+        if isinstance(self.thresholds, (int, float)):
+            each = [self.thresholds / math.sqrt(count)] * count
+        else:
+            each = list(self.thresholds)
+            if len(each) != count:
+                raise ValueError(
+                    f"the model has {count} layers with parameters but {len(each)} thresholds were given"
+                )
+        state = {f"threshold:{i}": c for i, c in enumerate(each)}
+        return {"threshold": math.sqrt(sum(c * c for c in each)), **state}
+
+    def sensitivity(self, state: State) -> float:
+        return state["threshold"]
+
+    def weights(self, norms: Norms, state: State) -> Tensor:
+        layers = torch.tensor(_layers(norms.names), device=norms.squares_PU.device)
+        count = int(layers.max()) + 1
+        squares_LU = norms.squares_PU.new_zeros(count, norms.squares_PU.shape[1])
+        squares_LU.index_add_(0, layers, norms.squares_PU)
+        thresholds = torch.tensor([state[f"threshold:{i}"] for i in range(count)], device=layers.device)[:, None]
+        factors_LU = thresholds / torch.maximum(squares_LU.clamp_min(0).sqrt(), thresholds)
+        return factors_LU[layers][None]
+
+
+def _layers(names: Sequence[str]) -> list[int]:
+    """The layer of each parameter: those of one module are one layer."""
+    numbers: dict[str, int] = {}
+    return [numbers.setdefault(name.rpartition(".")[0], len(numbers)) for name in names]
+
+
+@dataclass(frozen=True)
+class Unclipped(ClippingPolicy):
+    """No clipping: for training without privacy. The gate refuses to add noise to it."""
+
+    def start(self, names: Sequence[str]) -> State:
+        return {"threshold": math.inf}
+
+    def sensitivity(self, state: State) -> float:
+        return math.inf
+
+    def weights(self, norms: Norms, state: State) -> Tensor:
+        return torch.ones_like(norms.total_U)[None]

@@ -1,0 +1,66 @@
+"""What a threshold policy is: how units are clipped, what else is asked about them, and how it adapts."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sordino.gradients import Norms
+
+State = dict[str, float]
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A further question about the batch, released jointly with the gradient.
+
+    A ``vector`` probe is one more weighted sum of gradients; otherwise it is a sum of one number per unit.
+    The noise on the sum has standard deviation ``multiplier * sensitivity``.
+    """
+
+    name: str
+    sensitivity: float
+    multiplier: float
+    vector: bool = False
+
+
+class ClippingPolicy(ABC):
+    """A threshold policy. Settings are the fields of a frozen dataclass; what moves is a ``State``."""
+
+    @abstractmethod
+    def start(self, names: Sequence[str]) -> State:
+        """The state before the first step, for parameters of these names."""
+
+    @abstractmethod
+    def sensitivity(self, state: State) -> float:
+        """C: the largest norm one unit's clipped contribution can have. Infinity if it is unbounded."""
+
+    @abstractmethod
+    def weights(self, norms: Norms, state: State) -> Tensor:
+        """Weights [K, U] or [K, P, U]; the first row clips, one further row for each vector probe."""
+
+    def probes(self, noise_multiplier: float, expected_batch: float) -> tuple[Probe, ...]:
+        return ()
+
+    def numbers(self, norms: Norms, state: State) -> Tensor:
+        """One row per scalar probe: each unit's number, [M, U]."""
+        return norms.total_U.new_zeros(0, len(norms.total_U))
+
+    def update(self, state: State, gradient: Tensor, probes: Mapping[str, Any]) -> State:
+        """The state for the next step, from released values only."""
+        return state
+
+
+def clip_factors(norms_U: Tensor, threshold: float) -> Tensor:
+    """min(1, C / norm), without dividing by zero."""
+    return threshold / torch.clamp(norms_U, min=threshold)
+
+
+def check_threshold(threshold: float) -> None:
+    if not 0 < threshold < float("inf"):
+        raise ValueError(f"a clipping threshold must be positive and finite, not {threshold:g}")

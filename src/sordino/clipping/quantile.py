@@ -1,0 +1,56 @@
+"""A threshold that follows a quantile of the gradient norms (Andrew et al., 2021)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sordino.clipping.policy import ClippingPolicy, Probe, State, check_threshold, clip_factors
+from sordino.gradients import Norms
+
+
+@dataclass(frozen=True)
+class Quantile(ClippingPolicy):
+    """C moves so that a fraction ``target_quantile`` of the units is not clipped.
+
+    The count of units within C is released jointly with the gradient, centred (b_i - 1/2), so that one unit
+    moves it by 1/2; its noise is max(m/20, z), with m the expected batch.
+    """
+
+    target_quantile: float = 0.5  # gamma
+    threshold: float = 0.1  # C_0
+    speed: float = 0.2  # eta_C
+
+    def __post_init__(self) -> None:
+        check_threshold(self.threshold)
+        if not 0 <= self.target_quantile <= 1:
+            raise ValueError(f"target_quantile must be in [0, 1], not {self.target_quantile:g}")
+        if not self.speed > 0:
+            raise ValueError(f"speed must be positive, not {self.speed:g}")
+
+    def start(self, names: Sequence[str]) -> State:
+        return {"threshold": self.threshold}
+
+    def sensitivity(self, state: State) -> float:
+        return state["threshold"]
+
+    def weights(self, norms: Norms, state: State) -> Tensor:
+        return clip_factors(norms.total_U, state["threshold"])[None]
+
+    def probes(self, noise_multiplier: float, expected_batch: float) -> tuple[Probe, ...]:
+        noise = max(expected_batch / 20, noise_multiplier) if noise_multiplier else 0.0
+        return (Probe("fraction_within", sensitivity=0.5, multiplier=2 * noise),)
+
+    def numbers(self, norms: Norms, state: State) -> Tensor:
+        within = norms.total_U <= state["threshold"]
+        return torch.where(within, 0.5, -0.5)[None].to(norms.total_U.dtype)
+
+    def update(self, state: State, gradient: Tensor, probes: Mapping[str, Any]) -> State:
+        # The gate has divided by the expected batch; undo the centring, which is a public constant.
+        fraction = min(1.0, max(0.0, float(probes["fraction_within"]) + 0.5))
+        return {"threshold": state["threshold"] * math.exp(-self.speed * (fraction - self.target_quantile))}

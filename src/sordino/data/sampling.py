@@ -1,0 +1,191 @@
+"""Which units take part in a step, and how that may be priced.
+
+A sampling is a public rule. Given a stream of randomness it names the units of a step; the gate turns them into
+rows and asks how the step is to be charged. Sampled indices never leave the gate.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+
+class Words(Protocol):
+    """A source of uniform 64-bit integers, a function of (purpose, step)."""
+
+    def words(self, purpose: str, step: int, count: int) -> npt.NDArray[np.uint64]: ...
+
+
+class Sampling(ABC):
+    """How batches are formed. ``n`` is always the public number of units."""
+
+    @abstractmethod
+    def units(self, step: int, n: int, source: Words) -> npt.NDArray[np.int64]:
+        """The units of a step, in increasing order or in the order of the batch."""
+
+    @abstractmethod
+    def expected_batch(self, n: int) -> float:
+        """The divisor of every sum: the *expected* number of units, never the realised one."""
+
+    @abstractmethod
+    def steps_per_epoch(self, n: int) -> int: ...
+
+    @abstractmethod
+    def charge_key(self, step: int, n: int) -> str:
+        """The charge a step belongs to; steps of one key are charged together, once."""
+
+    @abstractmethod
+    def charges(self, steps: int, n: int) -> int:
+        """How many charges ``steps`` steps make."""
+
+    @property
+    @abstractmethod
+    def amplified_rate(self) -> float | None:
+        """The rate of Poisson sampling if the price may use it, else None: no amplification."""
+
+    @property
+    @abstractmethod
+    def assumption(self) -> str:
+        """What a reader of the guarantee must believe about the sampling."""
+
+    def check(self, n: int) -> None:
+        """Raise ValueError if this sampling is impossible with n units."""
+        return None
+
+
+@dataclass(frozen=True)
+class Poisson(Sampling):
+    """Every unit takes part in every step with probability ``rate``, independently of all else.
+
+    An empty batch is a batch: it releases noise and is charged. The rate is rounded down to 64 bits.
+
+    >>> Poisson(rate=0.25).expected_batch(1000)
+    250.0
+    """
+
+    rate: float
+
+    def __post_init__(self) -> None:
+        if not 0 < self.rate <= 1:
+            raise ValueError(f"the sampling rate must be in (0, 1], not {self.rate:g}")
+
+    def units(self, step: int, n: int, source: Words) -> npt.NDArray[np.int64]:
+        if self.rate == 1:
+            return np.arange(n)
+        drawn = source.words("sampling", step, n) < np.uint64(math.floor(self.rate * 2.0**64))
+        return np.flatnonzero(drawn)
+
+    def expected_batch(self, n: int) -> float:
+        return self.rate * n
+
+    def steps_per_epoch(self, n: int) -> int:
+        return max(1, round(1 / self.rate))
+
+    def charge_key(self, step: int, n: int) -> str:
+        return f"step:{step}"
+
+    def charges(self, steps: int, n: int) -> int:
+        return steps
+
+    @property
+    def amplified_rate(self) -> float | None:
+        return self.rate
+
+    @property
+    def assumption(self) -> str:
+        return (
+            f"every unit was in every batch with probability {self.rate:.6g}, independently, and which ones "
+            "were is secret"
+        )
+
+
+@dataclass(frozen=True)
+class _Batches(Sampling):
+    """Disjoint batches of ``batch_size``: a unit is in one batch of an epoch, and left-overs in none."""
+
+    batch_size: int
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1:
+            raise ValueError(f"the batch size must be at least 1, not {self.batch_size}")
+
+    def check(self, n: int) -> None:
+        if self.batch_size > n:
+            raise ValueError(f"a batch of {self.batch_size} cannot be drawn from {n} units: use at most {n}")
+
+    def expected_batch(self, n: int) -> float:
+        return float(self.batch_size)
+
+    def steps_per_epoch(self, n: int) -> int:
+        return n // self.batch_size
+
+    def charge_key(self, step: int, n: int) -> str:
+        return f"epoch:{step // self.steps_per_epoch(n)}"
+
+    def charges(self, steps: int, n: int) -> int:
+        return -(-steps // self.steps_per_epoch(n))
+
+    @property
+    def amplified_rate(self) -> float | None:
+        return None
+
+    def _slice(self, step: int, n: int) -> slice:
+        place = step % self.steps_per_epoch(n)
+        return slice(place * self.batch_size, (place + 1) * self.batch_size)
+
+
+@dataclass(frozen=True)
+class FixedOrder(_Batches):
+    """Batches in the order of the data, the same every epoch: priced without amplification.
+
+    Within an epoch batches are disjoint, so an epoch costs what one step costs.
+    """
+
+    def units(self, step: int, n: int, source: Words) -> npt.NDArray[np.int64]:
+        self.check(n)
+        return np.arange(n)[self._slice(step, n)]
+
+    @property
+    def assumption(self) -> str:
+        return f"batches of {self.batch_size} in the fixed order of the data; nothing is assumed to be random"
+
+
+@dataclass(frozen=True)
+class Shuffled(_Batches):
+    """A fresh permutation every epoch, cut into batches: priced without amplification.
+
+    ``assume_poisson=True`` prices it as Poisson sampling, as the papers do. That is not a guarantee for this
+    sampling, and every output says so.
+    """
+
+    assume_poisson_of: int | None = None
+
+    def units(self, step: int, n: int, source: Words) -> npt.NDArray[np.int64]:
+        self.check(n)
+        epoch = step // self.steps_per_epoch(n)
+        order = np.argsort(source.words("order", epoch, n), kind="stable")
+        return order[self._slice(step, n)]
+
+    def charge_key(self, step: int, n: int) -> str:
+        return super().charge_key(step, n) if self.assume_poisson_of is None else f"step:{step}"
+
+    def charges(self, steps: int, n: int) -> int:
+        return super().charges(steps, n) if self.assume_poisson_of is None else steps
+
+    @property
+    def amplified_rate(self) -> float | None:
+        return None if self.assume_poisson_of is None else self.batch_size / self.assume_poisson_of
+
+    @property
+    def assumption(self) -> str:
+        if self.assume_poisson_of is None:
+            return f"batches of {self.batch_size} from a permutation per epoch, priced without amplification"
+        return (
+            f"NOT A GUARANTEE: batches of {self.batch_size} were shuffled but priced as Poisson sampling "
+            "(assume_poisson)"
+        )

@@ -1,0 +1,164 @@
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from sordino.data import as_examples, load
+
+X = np.linspace(-1, 1, 12, dtype=np.float32).reshape(6, 2)
+Y = np.array([0, 1, 2, 0, 1, 2])
+
+
+def saved(folder: Path, **arrays: Any) -> Path:
+    path = folder / "people.npz"
+    np.savez(path, **arrays)
+    return path
+
+
+@pytest.mark.parametrize(
+    "names", [("x", "y"), ("X", "Y"), ("X", "y"), ("inputs", "targets"), ("X_train", "y_train")]
+)
+def test_one_part_under_every_usual_name(tmp_path: Path, names: tuple[str, str]) -> None:
+    loaded = load(saved(tmp_path, **dict(zip(names, (X, Y), strict=True)), other=np.zeros(3)))
+    np.testing.assert_array_equal(loaded.train[0].numpy(), X)
+    np.testing.assert_array_equal(loaded.train[1].numpy(), Y)
+    assert loaded.test is None
+    assert (loaded.name, loaded.classes, loaded.input_shape) == ("people", 3, (2,))
+    assert "number of classes (read from the labels)" in loaded.public
+    assert len(as_examples(loaded.train)) == 6
+
+
+def test_a_test_part(tmp_path: Path) -> None:
+    loaded = load(str(saved(tmp_path, x_train=X, y_train=Y, x_test=X[:2], y_test=Y[:2] + 3)))
+    assert loaded.test is not None
+    assert loaded.test[1].tolist() == [3, 4]
+    assert loaded.classes == 5
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64, ">f4", ">f8"])
+def test_floats_become_float32(tmp_path: Path, dtype: Any) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        inputs, _ = load(saved(tmp_path, x=X.astype(dtype), y=Y)).train
+    assert inputs.dtype == torch.float32
+    np.testing.assert_allclose(inputs.numpy(), X, atol=1e-3)
+
+
+def test_bytes_are_scaled_by_their_public_range(tmp_path: Path) -> None:
+    pixels = np.full((6, 3, 3), 51, dtype=np.uint8)
+    inputs, _ = load(saved(tmp_path, x=pixels, y=Y)).train
+    assert torch.equal(inputs, torch.full((6, 3, 3), 0.2))
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.int16, np.uint64, ">i4"])
+def test_labels_become_int64(tmp_path: Path, dtype: Any) -> None:
+    targets = load(saved(tmp_path, x=X, y=Y.astype(dtype))).train[1]
+    assert targets.dtype == torch.int64
+    assert targets.tolist() == Y.tolist()
+
+
+def test_fortran_order_and_missing_values_are_fine(tmp_path: Path) -> None:
+    x = np.asfortranarray(X.copy())
+    x[0, 0] = np.nan
+    x[1, 1] = np.inf
+    inputs, _ = load(saved(tmp_path, x=x, y=Y)).train
+    assert inputs.is_contiguous()
+    np.testing.assert_array_equal(inputs.numpy(), x)
+
+
+def test_declared_classes(tmp_path: Path) -> None:
+    path = saved(tmp_path, x=X, y=Y)
+    loaded = load(path, classes=7)
+    assert loaded.classes == 7
+    assert "number of classes" in loaded.public
+    with pytest.raises(ValueError, match="labels reach 2, too many for classes=2"):
+        load(path, classes=2)
+    assert load(saved(tmp_path, x=X, y=0 * Y)).classes == 2
+    assert load(saved(tmp_path, x=X, y=Y + 5000), classes=6000).classes == 6000
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"a": X, "b": Y}, "no pair of arrays x and y"),
+        ({"x": X}, "no pair of arrays x and y"),
+        ({"x": X, "y": Y[:5]}, "x has 6 rows and y has 5"),
+        ({"x": X, "y": Y.astype(float)}, "labels y have dtype float64"),
+        ({"x": X, "y": Y.astype(str)}, "labels y have dtype <U"),
+        ({"x": X, "y": Y > 0}, "labels y have dtype bool"),
+        ({"x": X, "y": np.eye(6, dtype=int)}, "one integer for each row"),
+        ({"x": X, "y": np.array(3)}, "one integer for each row"),
+        ({"x": X, "y": Y - 1}, "out of range"),
+        ({"x": X, "y": np.full(6, 2**64 - 1, dtype=np.uint64)}, "out of range"),
+        ({"x": X, "y": Y + 90000}, "labels reach 90002"),
+        ({"x": X.astype(int), "y": Y}, "x has dtype int64: save floats"),
+        ({"x": X.astype(complex), "y": Y}, "x has dtype complex128"),
+        ({"x": X.astype(str), "y": Y}, "x has dtype <U"),
+        ({"x": X[:, 0], "y": Y}, "rows and at least one feature"),
+        ({"x": X[:0], "y": Y[:0]}, "rows and at least one feature"),
+        ({"x": X[:, :0], "y": Y}, "rows and at least one feature"),
+        ({"x": np.array([object()] * 6), "y": Y}, "holds Python objects, which are never loaded"),
+        ({"x": X, "X": X, "y": Y}, "two arrays are called x"),
+        ({"x": X, "y": Y, "x_train": X, "y_train": Y}, "more than one training part"),
+        ({"x": X, "y": Y, "x_test": X}, "only one of x_test and y_test"),
+        ({"x": X, "y": Y, "x_test": X[:, :1], "y_test": Y}, "different shapes"),
+        ({"x": X, "y": Y, "x_test": X, "y_test": Y[:2]}, "x_test has 6 rows and y_test has 2"),
+    ],
+)
+def test_bad_arrays_get_one_line(tmp_path: Path, arrays: dict[str, Any], message: str) -> None:
+    path = saved(tmp_path, **arrays)
+    with pytest.raises(ValueError, match=message) as caught:
+        load(path)
+    assert "\n" not in str(caught.value)
+    assert str(path) in str(caught.value)
+
+
+def test_a_pickle_is_never_run(tmp_path: Path) -> None:
+    class Trap:
+        def __reduce__(self) -> Any:
+            return (Path.touch, (tmp_path / "sprung",))
+
+    path = saved(tmp_path, x=np.array([Trap()] * 6), y=Y)
+    with pytest.raises(ValueError, match="never loaded"):
+        load(path)
+    assert not (tmp_path / "sprung").exists()
+
+
+def test_the_target_of_a_table_does_not_apply(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="leave out the target 'income'"):
+        load(saved(tmp_path, x=X, y=Y), target="income")
+
+
+def test_an_array_file_is_not_an_archive(tmp_path: Path) -> None:
+    with (tmp_path / "people.npz").open("wb") as out:
+        np.save(out, X)
+    with pytest.raises(ValueError, match=r"not a readable \.npz file"):
+        load(tmp_path / "people.npz")
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data(), compressed=st.booleans())
+def test_a_damaged_file_loads_or_gets_one_line(tmp_path: Path, data: st.DataObject, compressed: bool) -> None:
+    path = tmp_path / "damaged.npz"
+    (np.savez_compressed if compressed else np.savez)(path, x=X, y=Y)
+    content = bytearray(path.read_bytes())
+    if data.draw(st.booleans()):
+        del content[data.draw(st.integers(0, len(content) - 1)) :]
+    for _ in range(data.draw(st.integers(1, 4))):
+        if content:
+            content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
+    path.write_bytes(content)
+    problem = ""
+    try:
+        loaded = load(path)
+        assert len(as_examples(loaded.train)) == len(loaded.train[1])
+    except ValueError as error:  # anything else is a bug of ours
+        problem = str(error)
+    assert "\n" not in problem

@@ -1,0 +1,192 @@
+"""Golden values, agreement with dp-accounting, and what must hold between accountants."""
+
+import math
+
+import dp_accounting as dp
+import numpy as np
+import pytest
+from dp_accounting.pld import PLDAccountant
+from dp_accounting.rdp import RdpAccountant
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sordino.privacy import compose, epsilon_after, gaussian, poisson_gaussian, price, repeat
+from sordino.privacy.renyi import ORDERS, _poisson_gaussian_rdp, rdp_of
+
+ZERO_OUT = dp.NeighboringRelation.REPLACE_SPECIAL
+
+
+def plan(noise_multiplier, rate, steps):
+    return repeat(poisson_gaussian(noise_multiplier, rate), steps)
+
+
+def test_golden_rdp():
+    assert price(plan(1.5, 0.04, 2250), 1e-5, "rdp").epsilon == pytest.approx(7.3291, abs=5e-5)
+
+
+def test_golden_pld():
+    guarantee = price(plan(0.7, 0.01, 120), 1e-5, "pld")
+    assert guarantee.epsilon == pytest.approx(2.4612, abs=5e-5)
+    assert (guarantee.accountant, guarantee.conversion) == ("pld", "none")
+
+
+@pytest.mark.parametrize(
+    ("noise", "moments", "improved"),
+    [(2, 1.5361, 1.2796), (4, 0.7169, 0.5693), (6, 0.5152, 0.3635), (8, 0.4465, 0.2654)],
+)
+def test_golden_moments_accountant_of_adadp(noise, moments, improved):  # A5
+    event = plan(noise, 1 / 300, 30000)
+    assert price(event, 1e-5, "moments").epsilon == pytest.approx(moments, abs=1e-4)
+    assert price(event, 1e-5, "rdp").epsilon == pytest.approx(improved, abs=1e-4)
+
+
+def test_moments_accountant_is_basic_conversion_on_orders_2_to_33():
+    event = plan(2, 1 / 300, 30000)
+    orders = np.arange(2, 34)
+    rdp = RdpAccountant(orders, ZERO_OUT).compose(event).rdp
+    guarantee = price(event, 1e-5, "moments")
+    assert guarantee.conversion == "basic"
+    assert guarantee.epsilon == pytest.approx(min(rdp + math.log(1e5) / (orders - 1)), rel=1e-12)
+
+
+def test_basic_conversion_of_a_gaussian_is_near_its_closed_form():
+    s2 = 100 / 20.0**2  # eps = s2 / 2 + sqrt(2 s2 ln(1/delta)), attained only at the best order
+    closed = s2 / 2 + math.sqrt(2 * s2 * math.log(1e5))
+    epsilon = price(repeat(gaussian(20.0), 100), 1e-5, "rdp", "basic").epsilon
+    assert closed <= epsilon * (1 + 1e-12) <= closed * 1.001
+    assert price(repeat(gaussian(20.0), 100), 1e-5, "rdp", "improved").epsilon < epsilon
+
+
+@pytest.mark.parametrize("noise", [0.1, 0.5, 1.1, 5.0, 50.0])
+@pytest.mark.parametrize("rate", [1e-4, 0.01, 0.3, 0.97])
+def test_quadrature_agrees_with_dp_accounting_at_whole_orders(noise, rate):
+    orders = np.array([2.0, 3.0, 6.0, 10.0])
+    theirs = RdpAccountant(orders, ZERO_OUT).compose(poisson_gaussian(noise, rate)).rdp
+    ours = _poisson_gaussian_rdp(rate, noise, orders)
+    np.testing.assert_allclose(ours, theirs, rtol=1e-6)
+
+
+@pytest.mark.parametrize(("noise", "rate"), [(1.5, 0.04), (0.6, 0.004), (20.0, 1e-5), (3.0, 0.5)])
+def test_quadrature_is_convex_between_whole_orders_and_never_above_dp_accounting(noise, rate):
+    # log A(a) = (a - 1) RDP(a) is convex in a: a check of fractional orders that needs no reference.
+    orders = np.linspace(1.5, 6.0, 46)
+    log_a = (orders - 1) * _poisson_gaussian_rdp(rate, noise, orders)
+    assert (np.diff(log_a, 2) > -1e-9 * log_a[1:-1]).all()
+    theirs = RdpAccountant(orders, ZERO_OUT).compose(poisson_gaussian(noise, rate)).rdp
+    assert (_poisson_gaussian_rdp(rate, noise, orders) <= theirs * (1 + 1e-5)).all()
+
+
+def test_rdp_never_falls_with_the_order_even_where_rounding_would_make_it():
+    for noise, rate in [(8.0, 1e-7), (100.0, 1e-5), (1.0, 1e-8), (1.0, 0.5)]:
+        rdp = rdp_of(poisson_gaussian(noise, rate))
+        finite = rdp[np.isfinite(rdp)]
+        assert (finite >= 0).all()
+        assert (np.diff(finite) >= 0).all()
+
+
+def test_tiny_noise_still_has_a_finite_rdp_epsilon():
+    assert math.isfinite(price(plan(0.02, 0.01, 10), 1e-5, "rdp").epsilon)
+
+
+def test_orders_hold_those_of_dp_accounting_and_a_conversion_can_use_all():
+    from dp_accounting.rdp.rdp_privacy_accountant import DEFAULT_RDP_ORDERS
+
+    assert set(DEFAULT_RDP_ORDERS) <= set(ORDERS)
+    assert min(ORDERS) > 1.01
+    assert list(ORDERS) == sorted(set(ORDERS))
+
+
+def test_pld_is_dp_accountings():
+    event = compose([plan(1.1, 0.02, 200), repeat(gaussian(8.0), 2), plan(2.0, 0.1, 10)])
+    theirs = PLDAccountant(ZERO_OUT).compose(event).get_epsilon(1e-6)
+    assert price(event, 1e-6, "pld").epsilon == pytest.approx(theirs, rel=1e-5)
+
+
+def test_plain_gaussians_are_exact_with_zcdp_and_gdp_beside():
+    event = compose([repeat(gaussian(5.0), 3), gaussian(2.0)])
+    guarantee = price(event, 1e-5)
+    mu = math.sqrt(3 / 25 + 1 / 4)
+    assert guarantee.gdp_mu == pytest.approx(mu)
+    assert guarantee.zcdp_rho == pytest.approx(mu**2 / 2)
+    assert guarantee.accountant == "pld"
+    assert guarantee.epsilon == pytest.approx(dp.get_epsilon_gaussian(1 / mu, 1e-5), abs=1e-9)
+    assert guarantee.epsilon < price(event, 1e-5, "rdp").epsilon
+
+
+def test_zcdp_and_gdp_do_not_exist_with_sampling_or_without_noise():
+    for event in (plan(1.0, 0.1, 5), gaussian(0)):
+        guarantee = price(event, 1e-5, "rdp")
+        assert guarantee.zcdp_rho is None
+        assert guarantee.gdp_mu is None
+
+
+@pytest.mark.parametrize("accountant", ["auto", "rdp", "pld", "moments"])
+def test_without_noise_epsilon_is_infinite(accountant):
+    assert price(compose([plan(1.0, 0.1, 5), gaussian(0)]), 1e-5, accountant).epsilon == math.inf
+
+
+@pytest.mark.parametrize("accountant", ["auto", "rdp", "pld", "moments"])
+def test_nothing_costs_nothing_under_exact_accountants(accountant):
+    epsilon = price(dp.NoOpDpEvent(), 1e-5, accountant).epsilon
+    # Basic conversion pays ln(1/delta) / (a - 1) even for nothing.
+    assert epsilon == 0 or accountant == "moments"
+
+
+def test_auto_is_the_tighter_of_both_and_skips_pld_where_it_is_slow():
+    event = plan(1.5, 0.04, 225)
+    by_rdp, by_pld = price(event, 1e-5, "rdp"), price(event, 1e-5, "pld")
+    assert price(event, 1e-5) == min(by_rdp, by_pld, key=lambda g: g.epsilon)
+    assert price(plan(0.3, 0.01, 5000), 1e-5).accountant == "rdp"  # epsilon above 50
+    assert price(event, 1e-14).accountant == "rdp"  # delta beyond PLD's precision
+    many = compose([plan(2 + i / 10, 0.01, 5) for i in range(6)])
+    assert price(many, 1e-5).accountant == "rdp"
+
+
+def test_bad_names_and_events_raise():
+    event = plan(1.0, 0.1, 5)
+    with pytest.raises(ValueError, match="unknown accountant 'gdp'"):
+        price(event, 1e-5, "gdp")
+    with pytest.raises(ValueError, match="unknown conversion 'none'"):
+        price(event, 1e-5, "rdp", "none")
+    with pytest.raises(ValueError, match="delta"):
+        price(event, 0.0)
+    with pytest.raises(ValueError, match="delta below 1e-12"):
+        price(event, 1e-14, "pld")
+    with pytest.raises(ValueError, match="RDP cannot price"):
+        price(dp.UnsupportedDpEvent(), 1e-5)
+    with pytest.raises(ValueError, match="PLD prices"):
+        price(dp.LaplaceDpEvent(1.0), 1e-5, "pld")
+    with pytest.raises(ValueError, match="DpEvent"):
+        price("gaussian", 1e-5)  # type: ignore[arg-type]
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.floats(0.5, 20), st.floats(1e-4, 0.9), st.integers(1, 3000), st.sampled_from(["rdp", "moments"]))
+def test_more_noise_less_epsilon_more_steps_more_epsilon(noise, rate, steps, accountant):
+    epsilon = price(plan(noise, rate, steps), 1e-5, accountant).epsilon
+    assert price(plan(noise * 1.1, rate, steps), 1e-5, accountant).epsilon <= epsilon
+    assert price(plan(noise, rate, steps + 100), 1e-5, accountant).epsilon >= epsilon
+    assert price(plan(noise, rate, steps), 1e-4, accountant).epsilon <= epsilon
+
+
+@pytest.mark.parametrize("accountant", ["rdp", "moments", "pld", "auto"])
+def test_the_curve_rises_and_ends_at_the_price_of_the_plan(accountant):
+    step = poisson_gaussian(1.2, 0.02)
+    curve = epsilon_after(step, 1e-5, planned_steps=400, accountant=accountant)
+    values = [curve(steps) for steps in (0, 1, 50, 200, 399, 400, 450)]
+    assert values == sorted(values)
+    assert values[0] == 0
+    assert values[-2] == price(repeat(step, 400), 1e-5, accountant).epsilon == curve.total.epsilon
+    exact = price(repeat(step, 200), 1e-5, curve.total.accountant).epsilon
+    assert exact * (1 - 1e-12) <= curve(200) <= exact * 1.01
+
+
+def test_the_curve_of_a_run_without_noise_is_infinite():
+    curve = epsilon_after(gaussian(0), 1e-5, planned_steps=10)
+    assert (curve(0), curve(1), curve(10)) == (0.0, math.inf, math.inf)
+
+
+def test_the_curve_of_two_releases_a_step():  # ADADP calls the gate twice
+    step = repeat(poisson_gaussian(2.0, 0.01), 2)
+    curve = epsilon_after(step, 1e-5, planned_steps=100, accountant="rdp")
+    assert curve(50) == pytest.approx(price(plan(2.0, 0.01, 100), 1e-5, "rdp").epsilon, rel=1e-12)

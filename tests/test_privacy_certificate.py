@@ -1,0 +1,103 @@
+"""A certificate says all it must, survives JSON, and can be recomputed; epsilon is never shown too small."""
+
+import json
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sordino.privacy import (
+    certificate,
+    compose,
+    gaussian,
+    poisson_gaussian,
+    price,
+    recompute,
+    repeat,
+    show_epsilon,
+)
+
+
+def make(event, accountant="auto", **changes):
+    fields = {
+        "guarantee": price(event, 1e-5, accountant),
+        "event": event,
+        "unit": "example",
+        "assumptions": ["Batches were Poisson sampled."],
+        "seeded": False,
+        "created": "2026-01-01T00:00:00Z",
+    }
+    return certificate(**(fields | changes))
+
+
+@pytest.mark.parametrize("accountant", ["auto", "rdp", "pld", "moments"])
+def test_the_guarantee_can_be_recomputed_from_the_events(accountant):
+    event = compose([repeat(poisson_gaussian(2.0, 0.05), 100), gaussian(20.0)])
+    made = make(event, accountant)
+    again = recompute(json.loads(json.dumps(made, allow_nan=False)))
+    assert again == price(event, 1e-5, accountant)
+    assert made["guarantee"]["epsilon"] == again.epsilon
+
+
+def test_recompute_does_not_believe_the_stated_epsilon():
+    made = make(repeat(gaussian(5.0), 4))
+    honest = made["guarantee"]["epsilon"]
+    made["guarantee"]["epsilon"] = 0.01
+    assert recompute(made).epsilon == honest
+
+
+def test_it_says_what_is_assumed():
+    made = make(gaussian(5.0), unit="user", seeded=True)
+    text = " ".join(made["assumptions"])
+    assert "the number of users" in text
+    assert "is public" in text
+    assert "Poisson" in text
+    assert "seed" in text
+    assert made["seeded"] is True
+    assert made["relation"] == "zero-out (REPLACE_SPECIAL)"
+    assert made["unit"] == "user"
+    assert made["guarantee"]["gdp_mu"] == pytest.approx(0.2)
+
+
+def test_no_noise_is_the_string_inf():
+    made = make(gaussian(0))
+    assert made["guarantee"]["epsilon"] == "inf"
+    assert recompute(json.loads(json.dumps(made, allow_nan=False))).epsilon == math.inf
+
+
+def test_bad_unit():
+    with pytest.raises(ValueError, match="unit must be one of"):
+        make(gaussian(1.0), unit="row")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"format": "x"},
+        {"events": None},
+        {"guarantee": {}},
+        {"guarantee": {"delta": "1e-5"}},
+        {"accountant": "x"},
+    ],
+)
+def test_malformed_certificates_are_refused(change):
+    with pytest.raises(ValueError, match=r"\w"):
+        recompute(make(gaussian(1.0)) | change)
+
+
+@given(st.floats(0, 1e300), st.integers(0, 8))
+def test_epsilon_is_never_rounded_down(epsilon, digits):
+    shown = show_epsilon(epsilon, digits)
+    assert float(shown) >= epsilon
+    assert float(shown) <= epsilon + 10.0**-digits * (1 + 1e-9) + epsilon * 1e-15
+
+
+def test_shown_epsilons():
+    assert show_epsilon(7.32911) == "7.3292"
+    assert show_epsilon(0.1) == "0.1000"
+    assert show_epsilon(1e-9) == "0.0001"
+    assert show_epsilon(0.0) == "0.0000"
+    assert show_epsilon(math.inf) == "inf (not private)"
+    with pytest.raises(ValueError, match="epsilon"):
+        show_epsilon(math.nan)
