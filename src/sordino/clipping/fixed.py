@@ -49,15 +49,16 @@ class PerLayer(ClippingPolicy):
     def start(self, names: Sequence[str]) -> State:
         count = len(set(_layers(names)))
         if isinstance(self.thresholds, (int, float)):
-            each = [self.thresholds / math.sqrt(count)] * count
+            total = float(self.thresholds)
+            each = [total / math.sqrt(count)] * count
         else:
             each = list(self.thresholds)
             if len(each) != count:
                 raise ValueError(
                     f"the model has {count} layers with parameters but {len(each)} thresholds were given"
                 )
-        state = {f"threshold:{i}": c for i, c in enumerate(each)}
-        return {"threshold": math.sqrt(sum(c * c for c in each)), **state}
+            total = math.sqrt(sum(c * c for c in each))
+        return {"threshold": total, **{f"threshold:{i}": c for i, c in enumerate(each)}}
 
     def sensitivity(self, state: State) -> float:
         return state["threshold"]

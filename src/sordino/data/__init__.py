@@ -1,8 +1,22 @@
-"""Private data: sources, named sets, readers."""
+"""Private data: sources, named sets, readers, and how batches are sampled."""
 
 from sordino.data.loaded import Loaded
 from sordino.data.named import NAMED_SETS, load
+from sordino.data.sampling import FixedOrder, Poisson, Sampling, Shuffled
 from sordino.data.sources import Examples, as_examples
 from sordino.data.tree import Tree, tree_leaves, tree_map
 
-__all__ = ["NAMED_SETS", "Examples", "Loaded", "Tree", "as_examples", "load", "tree_leaves", "tree_map"]
+__all__ = [
+    "NAMED_SETS",
+    "Examples",
+    "FixedOrder",
+    "Loaded",
+    "Poisson",
+    "Sampling",
+    "Shuffled",
+    "Tree",
+    "as_examples",
+    "load",
+    "tree_leaves",
+    "tree_map",
+]

@@ -43,9 +43,8 @@ class Sampling(ABC):
     def charges(self, steps: int, n: int) -> int:
         """How many charges ``steps`` steps make."""
 
-    @property
     @abstractmethod
-    def amplified_rate(self) -> float | None:
+    def amplified_rate(self, n: int) -> float | None:
         """The rate of Poisson sampling if the price may use it, else None: no amplification."""
 
     @property
@@ -92,8 +91,7 @@ class Poisson(Sampling):
     def charges(self, steps: int, n: int) -> int:
         return steps
 
-    @property
-    def amplified_rate(self) -> float | None:
+    def amplified_rate(self, n: int) -> float | None:
         return self.rate
 
     @property
@@ -130,8 +128,7 @@ class _Batches(Sampling):
     def charges(self, steps: int, n: int) -> int:
         return -(-steps // self.steps_per_epoch(n))
 
-    @property
-    def amplified_rate(self) -> float | None:
+    def amplified_rate(self, n: int) -> float | None:
         return None
 
     def _slice(self, step: int, n: int) -> slice:
@@ -163,7 +160,7 @@ class Shuffled(_Batches):
     sampling, and every output says so.
     """
 
-    assume_poisson_of: int | None = None
+    assume_poisson: bool = False
 
     def units(self, step: int, n: int, source: Words) -> npt.NDArray[np.int64]:
         self.check(n)
@@ -172,18 +169,17 @@ class Shuffled(_Batches):
         return order[self._slice(step, n)]
 
     def charge_key(self, step: int, n: int) -> str:
-        return super().charge_key(step, n) if self.assume_poisson_of is None else f"step:{step}"
+        return f"step:{step}" if self.assume_poisson else super().charge_key(step, n)
 
     def charges(self, steps: int, n: int) -> int:
-        return super().charges(steps, n) if self.assume_poisson_of is None else steps
+        return steps if self.assume_poisson else super().charges(steps, n)
 
-    @property
-    def amplified_rate(self) -> float | None:
-        return None if self.assume_poisson_of is None else self.batch_size / self.assume_poisson_of
+    def amplified_rate(self, n: int) -> float | None:
+        return self.batch_size / n if self.assume_poisson else None
 
     @property
     def assumption(self) -> str:
-        if self.assume_poisson_of is None:
+        if not self.assume_poisson:
             return f"batches of {self.batch_size} from a permutation per epoch, priced without amplification"
         return (
             f"NOT A GUARANTEE: batches of {self.batch_size} were shuffled but priced as Poisson sampling "

@@ -66,6 +66,7 @@ class Engine:
         self.microbatch = microbatch
         self._names = tuple(slot.name for slot in self.vector.slots)
         self._parameters = [slot.parameter for slot in self.vector.slots]
+        self.last_loss = 0.0  # summed over the last batch of ``sums``: private, see Gate
         self.draws_randomness = True  # does a training pass use torch's generator? prepare() finds out
         self._plan: Plan | None = None
         self._everything_unruled = False
@@ -173,6 +174,7 @@ class Engine:
         """
         self.vector.check()
         rows = _count(targets)
+        self.last_loss = 0.0
         if rows == 0:
             total = torch.zeros(count, len(self.vector), device=self.vector.theta.device)
             return total, total.new_zeros(0)
@@ -253,6 +255,7 @@ class Engine:
             with capture:
                 losses = self.loss(call_model(self.model, inputs), targets)
             check_loss(losses, capture.batch)
+            self.last_loss += float(losses.detach().sum())
             if backward and losses.requires_grad:
                 # Asking for the anchor's gradient runs exactly the nodes that lead to a watched use.
                 torch.autograd.grad(losses.sum(), [capture.anchor], allow_unused=True)

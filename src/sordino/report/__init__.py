@@ -1,1 +1,5 @@
+"""Figures of runs."""
 
+from sordino.report.figure import draw_report
+
+__all__ = ["draw_report"]

@@ -1,0 +1,46 @@
+"""The `sordino` command: parse, call, print."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from sordino.cli import budget
+from sordino.cli.train import train
+
+app = typer.Typer(
+    name="sordino",
+    help="Private and federated training that tunes itself and counts every bit of privacy it spends.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+    rich_markup_mode=None,
+)
+app.command()(train)
+app.add_typer(budget.app, name="budget")
+
+
+@app.callback(invoke_without_command=True)
+def _version(
+    version: bool = typer.Option(False, "--version", help="Print the version and stop."),
+) -> None:
+    if version:
+        from importlib.metadata import version as installed
+
+        print(f"sordino {installed('sordino')}")
+        raise typer.Exit
+
+
+def main() -> None:
+    """Exit codes: 0 done, 2 the user can fix it (one line, no traceback), 1 a bug of ours (a traceback)."""
+    try:
+        app()
+    except (ValueError, OSError) as error:
+        # The library raises ValueError for what a user can fix; typer itself exits with 2 on bad usage.
+        print(f"sordino: {' '.join(str(error).split())}", file=sys.stderr)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

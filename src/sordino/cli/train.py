@@ -1,0 +1,196 @@
+"""`sordino train`: from data to a model, a certificate and a report."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from sordino.training import Run
+
+# torch and the accountants load slowly: they are imported inside the command, so that --help is quick.
+
+
+@dataclass(frozen=True)
+class Defaults:
+    """What is used for a data set when the user says nothing: chosen on public numbers and public data."""
+
+    epochs: float
+    batch_size: int
+    learning_rate: float
+
+
+_DEFAULTS = {
+    "digits": Defaults(40, 256, 2.0),
+    "mnist": Defaults(20, 1024, 2.0),
+    "fashion-mnist": Defaults(20, 1024, 2.0),
+    "cifar10": Defaults(15, 1024, 1.0),
+}
+
+
+def train(
+    data: Annotated[
+        str, typer.Argument(metavar="DATA", help="digits, mnist, fashion-mnist, cifar10, or a path to an .npz file.")
+    ],
+    epsilon: Annotated[float | None, typer.Option(help="The budget, above 0. No default.")] = None,
+    delta: Annotated[float | None, typer.Option(help="Strictly between 0 and 1; below 1/n. No default.")] = None,
+    noise_multiplier: Annotated[
+        float | None, typer.Option(help="Instead of --epsilon: noise over threshold. 0 means none, epsilon inf.")
+    ] = None,
+    method: Annotated[
+        str, typer.Option(help="dp-sgd, dp-adam, adam-wosm, or without privacy sgd, adam.")
+    ] = "dp-sgd",
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="NAME=VALUE", help="A setting of the method, e.g. learning_rate=0.5."),
+    ] = None,
+    epochs: Annotated[float | None, typer.Option(help="Passes over the data (expected).")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Expected batch size.")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="linear, mlp[:sizes], cnn, or MODULE:CALLABLE.")
+    ] = None,
+    sampling: Annotated[
+        str, typer.Option(help="poisson; shuffled and fixed-order are priced without amplification.")
+    ] = "poisson",
+    accountant: Annotated[str, typer.Option(help="auto (the tighter of rdp and pld), rdp, pld, moments.")] = "auto",
+    classes: Annotated[int | None, typer.Option(help="Number of classes of an .npz, if it is public.")] = None,
+    seed: Annotated[int | None, typer.Option(help="For experiments only: a known seed voids the guarantee.")] = None,
+    secure: Annotated[bool, typer.Option("--secure", help="Sampling and noise with 64-bit tails; no seed.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Where the run goes; default runs/DATA-TIME.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the interrupted run in --out.")] = False,
+    keep_checkpoint: Annotated[
+        bool, typer.Option("--keep-checkpoint", help="Keep checkpoint/ (it holds the noise key: keep it secret).")
+    ] = False,
+    show_unprotected: Annotated[
+        bool, typer.Option("--show-unprotected", help="Show the training loss, which no guarantee covers.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print exactly one JSON object on stdout.")] = False,
+) -> None:
+    """Train a model privately: a budget goes in; a model, a certificate and a report come out."""
+    from sordino.privacy import Budget
+    from sordino.privacy.budget import check_delta
+
+    budget = None
+    if noise_multiplier is None and epsilon is not None:
+        if delta is None:
+            raise ValueError("--epsilon needs a --delta: choose one well below 1/n, such as 1e-5")
+        budget = Budget(epsilon, delta)
+    elif noise_multiplier is not None:
+        if epsilon is not None:
+            raise ValueError("give either --epsilon or --noise-multiplier, not both")
+        if delta is not None:
+            check_delta(delta)
+    chosen = _settings(settings or [])
+
+    import torch
+
+    from sordino.data import load
+    from sordino.methods import method_named
+    from sordino.models import build_model, default_model
+    from sordino.noise import Streams
+    from sordino.report import draw_report
+    from sordino.training import train as run_training
+
+    loaded = load(data, classes=classes)
+    rows = len(loaded.train[1])
+    defaults = _DEFAULTS.get(loaded.name, Defaults(20, max(1, min(1024, rows // 10)), 1.0))
+    if method.replace("_", "-") == "dp-sgd" and "learning_rate" not in chosen:
+        chosen["learning_rate"] = defaults.learning_rate
+    recipe = method_named(method, chosen)
+    if recipe.private and budget is None and noise_multiplier is None:
+        raise ValueError(
+            f"{recipe.name} needs a budget: give --epsilon and --delta (or --noise-multiplier); there are no defaults"
+        )
+    if resume and out is None:
+        raise ValueError("--resume needs the directory of the run: give it as --out")
+    spec = model or default_model(loaded.name, loaded.input_shape)
+    initial = Streams.from_entropy() if seed is None else Streams.from_seed(seed)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(initial.seed_for("initialisation", 0))
+        network = build_model(spec, loaded.input_shape, loaded.classes)
+    folder = out or Path("runs") / f"{loaded.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    with warnings.catch_warnings(), _interruptible(folder):
+        warnings.showwarning = _show_warning
+        run = run_training(
+            network,
+            torch.nn.CrossEntropyLoss(reduction="none"),
+            loaded.train,
+            method=recipe,
+            epochs=epochs if epochs is not None else defaults.epochs,
+            batch_size=batch_size if batch_size is not None else min(defaults.batch_size, rows),
+            budget=budget,
+            noise_multiplier=noise_multiplier,
+            delta=delta,
+            sampling=sampling,
+            test=loaded.test,
+            seed=seed,
+            secure=secure,
+            accountant=accountant,
+            out=folder,
+            resume=resume,
+            keep_checkpoint=keep_checkpoint,
+            show_unprotected=show_unprotected,
+            progress=True,
+            data_name=loaded.name,
+            details={"model": spec},
+        )
+    draw_report(run.summary, run.history, folder / "report.png")
+    if as_json:
+        print(json.dumps({**run.summary, "run": str(folder)}))
+    else:
+        _print(run, folder)
+
+
+def _settings(pairs: list[str]) -> dict[str, Any]:
+    settings: dict[str, Any] = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals or not name:
+            raise ValueError(f"--set takes NAME=VALUE, not {pair!r}")
+        try:
+            settings[name] = json.loads(value)
+        except ValueError:
+            settings[name] = value
+    return settings
+
+
+@contextmanager
+def _interruptible(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise ValueError(
+            f"interrupted; to go on from the last checkpoint, give the same command with --out {folder} --resume"
+        ) from None
+
+
+def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
+    print(f"sordino: warning: {' '.join(str(message).split())}", file=sys.stderr)
+
+
+def _print(run: Run, folder: Path) -> None:
+    from sordino.privacy import show_epsilon
+
+    summary = run.summary
+    for name, value in run.metrics.items():
+        if name != "covered":
+            shown = f"{value:.2%}" if name.endswith("accuracy") else f"{value:.4f}"
+            print(f"{name.replace('_', ' '):15s} {shown}   (held-out rows; not covered by the guarantee)")
+    print(f"{'epsilon':15s} {show_epsilon(run.epsilon)}")
+    if run.delta is not None:
+        print(f"{'delta':15s} {run.delta:g}")
+    print(f"{'unit':15s} one {summary['unit']} of {summary['n']}; relation: {summary['relation']}")
+    noise = summary["noise_multiplier"]
+    print(f"{'spent by':15s} {summary['steps']} steps, noise multiplier {noise:.4f}, accountant {summary['accountant']}")
+    if summary["seeded"]:
+        print(f"{'seeded':15s} a known seed voids the guarantee: for experiments only")
+    print(f"{'run':15s} {folder}")

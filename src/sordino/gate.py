@@ -1,0 +1,265 @@
+"""The one door to private data.
+
+Everything that is computed from private rows is computed here: rows are sampled, their gradients clipped and
+summed, noise is added, the ledger is charged, and only then something leaves, as a ``Released``. Whatever is
+downstream is post-processing. Whoever audits the library reads this file, ``clipping/`` for the sensitivity
+of what is summed, ``noise/`` for what is added, and ``data/sampling.py`` for who took part.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import torch
+from dp_accounting import DpEvent
+from torch import Tensor, nn
+
+from sordino.clipping.policy import ClippingPolicy, Probe
+from sordino.data import Sampling, as_examples
+from sordino.gradients import Engine, Loss, Norms
+from sordino.noise import GaussianNoise, Streams, joint_split
+from sordino.privacy import Ledger, gaussian, poisson_gaussian, repeat
+
+
+@dataclass(frozen=True)
+class Released:
+    """What left the gate: noised, divided by the expected batch size, and paid for."""
+
+    step: int
+    gradient: Tensor  # (clipped sum + noise) / expected batch size
+    noise_std: float  # of each coordinate of the gradient
+    threshold: float  # C, the one that clipped this batch
+    probes: Mapping[str, Any] = field(default_factory=dict)  # likewise noised and divided
+    unprotected_loss: float | None = None  # only on request, and not covered by any guarantee
+
+
+class Gate:
+    """Clipped, noised, accounted gradients of ``loss(model(inputs), targets)`` over private ``data``.
+
+    ``gate(theta)`` samples a batch, evaluates it at ``theta`` and returns a ``Released``; the model is left as
+    it was. ``gate.theta`` is the live parameter vector: ``gate()`` evaluates there, without a copy.
+
+    The guarantee is for one *unit*: a row, or with ``groups`` (an id for each row) all the rows of an id. Each
+    unit moves the clipped sum by at most C, and the noise on the sum has standard deviation
+    ``noise_multiplier * C``, so a call is one Gaussian release of that multiplier, sampled as ``sampling`` says.
+
+    >>> data = torch.ones(8, 2), torch.zeros(8)
+    >>> loss = lambda output, target: (output.squeeze(1) - target) ** 2
+    >>> from sordino import Fixed, Poisson
+    >>> gate = Gate(nn.Linear(2, 1), loss, data, clip=Fixed(1.0), noise_multiplier=1.1, sampling=Poisson(0.5))
+    >>> gate().gradient.shape
+    torch.Size([3])
+    >>> gate.ledger.charges
+    1
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Loss,
+        data: Any,
+        *,
+        clip: ClippingPolicy,
+        noise_multiplier: float,
+        sampling: Sampling,
+        ledger: Ledger | None = None,
+        groups: Tensor | None = None,
+        seed: int | None = None,
+        secure: bool = False,
+        streams: Streams | None = None,
+        microbatch: int | None = None,
+        show_unprotected: bool = False,
+    ) -> None:
+        if not (noise_multiplier >= 0 and math.isfinite(noise_multiplier)):
+            raise ValueError(f"noise_multiplier must be 0 or positive, not {noise_multiplier:g}")
+        if secure and (seed is not None or (streams is not None and streams.seeded)):
+            raise ValueError("secure=True takes its randomness from the operating system: leave out the seed")
+        self.engine = Engine(model, loss, microbatch=microbatch)
+        self.clip = clip
+        self.noise_multiplier = float(noise_multiplier)
+        self.sampling = sampling
+        self.ledger = ledger if ledger is not None else Ledger()
+        self.streams = streams or (Streams.from_entropy() if seed is None else Streams.from_seed(seed))
+        self.secure = secure
+        self.show_unprotected = show_unprotected
+        self.step = 0
+        self.clip_state = clip.start([slot.name for slot in self.engine.vector.slots])
+        if noise_multiplier > 0 and not math.isfinite(clip.sensitivity(self.clip_state)):
+            raise ValueError("noise without clipping gives no guarantee: choose a clipping policy")
+        self._data = as_examples(data)
+        self._units = _Units(len(self._data), groups)
+        sampling.check(self.units)
+        self._noise = GaussianNoise(self.streams, secure=secure)
+        self._event = self._price_of_a_charge()
+        self._prepare()
+
+    # What is public -------------------------------------------------------------------------------------
+
+    @property
+    def theta(self) -> Tensor:
+        """The live parameter vector of the model."""
+        return self.engine.vector.theta
+
+    @property
+    def units(self) -> int:
+        """n: the number of rows, or of groups. Public under the zero-out relation."""
+        return self._units.count
+
+    @property
+    def unit(self) -> str:
+        return "user" if self._units.grouped else "example"
+
+    @property
+    def expected_batch(self) -> float:
+        return self.sampling.expected_batch(self.units)
+
+    @property
+    def threshold(self) -> float:
+        """The threshold that will clip the next batch."""
+        return self.clip.sensitivity(self.clip_state)
+
+    @property
+    def charge_event(self) -> DpEvent:
+        """What one charge costs, as an event for accountants."""
+        return self._event
+
+    def plan(self, steps: int) -> DpEvent:
+        """What ``steps`` calls will cost."""
+        return repeat(self._event, self.sampling.charges(steps, self.units))
+
+    # The call -------------------------------------------------------------------------------------------
+
+    def __call__(self, theta: Tensor | None = None, *, adapt: bool = True) -> Released:
+        """One release at ``theta``. With ``adapt=False`` the clipping policy keeps its threshold for a next call."""
+        step, state, batch = self.step, self.clip_state, self.expected_batch
+        self.step += 1
+        self.ledger.charge(self.sampling.charge_key(step, self.units), self._event)  # first, whatever happens
+        rows, ids = self._units.rows(self.sampling.units(step, self.units, self.streams))
+        inputs, targets = self._data.take(rows)
+        probes = self.clip.probes(self.noise_multiplier, batch)
+        sums, numbers = self._sums_at(theta, inputs, targets, ids, probes, step)
+
+        threshold = self.clip.sensitivity(state)
+        multiplier = joint_split(self.noise_multiplier, [p.multiplier for p in probes])
+        noise_std = multiplier * threshold if multiplier else 0.0
+        gradient = self._noise.add_(sums[0], noise_std, "noise", step).div_(batch)
+        answers: dict[str, Any] = {}
+        vectors, scalars = iter(sums[1:]), iter(numbers)
+        for probe in probes:
+            answer = next(vectors) if probe.vector else next(scalars).reshape(1)
+            std = probe.sensitivity * probe.multiplier if self.noise_multiplier else 0.0
+            self._noise.add_(answer, std, f"noise:{probe.name}", step).div_(batch)
+            answers[probe.name] = answer if probe.vector else float(answer)
+        loss = self.engine.last_loss / batch if self.show_unprotected else None
+        released = Released(step, gradient, noise_std / batch, threshold, MappingProxyType(answers), loss)
+        if adapt:
+            self.adapt(released)
+        return released
+
+    def adapt(self, released: Released) -> None:
+        """Let the clipping policy move its threshold, from released values alone."""
+        self.clip_state = self.clip.update(self.clip_state, released.gradient, released.probes)
+
+    def _sums_at(
+        self,
+        theta: Tensor | None,
+        inputs: Any,
+        targets: Any,
+        ids: Tensor | None,
+        probes: tuple[Probe, ...],
+        step: int,
+    ) -> tuple[Tensor, Tensor]:
+        """Exact sums over the batch: the clipped gradients and vector probes [K, d], and scalar probes [M]."""
+        vectors = 1 + sum(p.vector for p in probes)
+        numbers = torch.zeros(len(probes) + 1 - vectors, device=self.theta.device)
+        state = self.clip_state
+
+        def weigh(norms: Norms) -> Tensor:
+            if len(numbers):
+                numbers.add_(self.clip.numbers(norms, state).sum(1))
+            return self.clip.weights(norms, state)
+
+        with _Evaluated(self.theta, theta), _ModelRandomness(self, step):
+            sums, _ = self.engine.sums(inputs, targets, weigh, count=vectors, groups=ids)
+        return sums, numbers
+
+    def _price_of_a_charge(self) -> DpEvent:
+        rate = self.sampling.amplified_rate(self.units)
+        return gaussian(self.noise_multiplier) if rate is None else poisson_gaussian(self.noise_multiplier, rate)
+
+    def _prepare(self) -> None:
+        """Check the model on made-up rows, so that an unsuitable one is refused before a private row is seen."""
+        inputs, targets = self._data.template(5)
+        try:
+            self.engine.prepare(inputs, targets)
+        except ValueError:
+            raise
+        except (RuntimeError, IndexError, AssertionError, TypeError):
+            # The model cannot run on made-up values (lengths, special tokens): the engine will check itself
+            # on the first batch, inside the gate.
+            pass
+
+
+class _Units:
+    """Rows of each unit: one row each, or all the rows of a group."""
+
+    def __init__(self, rows: int, groups: Tensor | None) -> None:
+        self.grouped = groups is not None
+        self.count = rows
+        if groups is not None:
+            if groups.shape != (rows,):
+                raise ValueError(f"groups must give one id for each of the {rows} rows")
+            _, index = torch.unique(groups, return_inverse=True)
+            order = torch.argsort(index, stable=True).numpy()
+            sizes = torch.bincount(index).numpy()
+            self.count = len(sizes)
+            self._members = np.split(order, np.cumsum(sizes)[:-1])
+
+    def rows(self, units: np.ndarray[Any, Any]) -> tuple[Tensor, Tensor | None]:
+        """Row indices of these units, and for groups which unit each row belongs to."""
+        if not self.grouped:
+            return torch.from_numpy(units), None
+        members = [self._members[u] for u in units]
+        rows = np.concatenate(members) if members else np.zeros(0, dtype=np.int64)
+        ids = np.repeat(units, [len(m) for m in members]) if members else np.zeros(0, dtype=np.int64)
+        return torch.from_numpy(rows), torch.from_numpy(ids)
+
+
+class _Evaluated:
+    """Evaluate the model at ``theta`` and put its own parameters back; nothing moves if they are the same."""
+
+    def __init__(self, live: Tensor, theta: Tensor | None) -> None:
+        same = theta is None or (theta.data_ptr() == live.data_ptr() and theta.shape == live.shape)
+        if theta is not None and theta.shape != live.shape:
+            raise ValueError(f"theta must have shape {tuple(live.shape)}, not {tuple(theta.shape)}")
+        self._live, self._theta, self._saved = live, None if same else theta, None
+
+    def __enter__(self) -> None:
+        if self._theta is not None:
+            self._saved = self._live.clone()
+            self._live.copy_(self._theta)
+
+    def __exit__(self, *error: object) -> None:
+        if self._saved is not None:
+            self._live.copy_(self._saved)
+
+
+class _ModelRandomness:
+    """Dropout and the like drawn from the run's own stream of this step; torch's generator is left as it was."""
+
+    def __init__(self, gate: Gate, step: int) -> None:
+        self._seed = gate.streams.seed_for("model", step) if gate.engine.draws_randomness else None
+
+    def __enter__(self) -> None:
+        if self._seed is not None:
+            self._before = torch.get_rng_state()
+            torch.manual_seed(self._seed)
+
+    def __exit__(self, *error: object) -> None:
+        if self._seed is not None:
+            torch.set_rng_state(self._before)

@@ -1,0 +1,54 @@
+"""Rates laid down in advance: constant, or a schedule over the planned steps."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from sordino.rates.controller import RateController, State, check_rate
+
+
+@dataclass(frozen=True)
+class Constant(RateController):
+    learning_rate: float
+
+    def __post_init__(self) -> None:
+        check_rate(self.learning_rate)
+
+    def rate(self, step: int, state: State) -> float:
+        return self.learning_rate
+
+
+@dataclass(frozen=True)
+class Scheduled(RateController):
+    """From ``learning_rate`` to ``final`` times it along a ``shape`` (linear, cosine), after a linear warm-up.
+
+    >>> controller = Scheduled(1.0, shape="linear", warmup=0.0)
+    >>> state = controller.start(total_steps=4)
+    >>> [controller.rate(step, state) for step in range(4)]
+    [1.0, 0.75, 0.5, 0.25]
+    """
+
+    learning_rate: float
+    shape: str = "cosine"
+    final: float = 0.0
+    warmup: float = 0.0  # a fraction of the steps
+
+    def __post_init__(self) -> None:
+        check_rate(self.learning_rate)
+        if self.shape not in ("linear", "cosine"):
+            raise ValueError(f"schedule must be linear or cosine, not {self.shape!r}")
+        if not (0 <= self.final <= 1 and 0 <= self.warmup < 1):
+            raise ValueError("final must be in [0, 1] and warmup in [0, 1)")
+
+    def start(self, total_steps: int) -> State:
+        return {"total_steps": total_steps}
+
+    def rate(self, step: int, state: State) -> float:
+        total = state["total_steps"]
+        rising = self.warmup * total
+        if step < rising:
+            return self.learning_rate * (step + 1) / (rising + 1)
+        done = min(1.0, (step - rising) / max(1.0, total - rising))
+        left = 1 - done if self.shape == "linear" else (1 + math.cos(math.pi * done)) / 2
+        return self.learning_rate * (self.final + (1 - self.final) * left)

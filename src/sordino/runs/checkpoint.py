@@ -1,0 +1,86 @@
+"""Checkpoints: everything a run needs to go on bit for bit, in one file, for the owner's eyes only.
+
+A checkpoint holds the key of the noise. With it the noise can be subtracted, so the folder is readable by the
+owner alone, it is deleted when the run completes, and it never goes into a report or an export.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from sordino.runs.directory import replace_file
+
+_FILE = "state.safetensors"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Plain numbers and tensors, by name. ``state`` may nest dicts; tensors in it are stored as tensors."""
+
+    state: dict[str, Any]
+
+    def save(self, folder: Path) -> None:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        tensors: dict[str, Tensor] = {}
+        numbers = _split(self.state, "", tensors)
+        replace_file(folder / _FILE, save(tensors, {"state": json.dumps(numbers)}), mode=0o600)
+
+    @classmethod
+    def load(cls, folder: Path) -> Checkpoint | None:
+        """The checkpoint in ``folder``, or None if there is none."""
+        path = folder / _FILE
+        if not path.exists():
+            return None
+        try:
+            with safe_open(path, framework="pt") as file:
+                numbers = json.loads(file.metadata()["state"])
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        except (SafetensorError, OSError, KeyError, ValueError, TypeError) as error:
+            raise ValueError(f"the checkpoint {path} cannot be read ({error}): start the run afresh") from error
+        return cls(_merge(numbers, tensors))
+
+
+def delete_checkpoint(folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _split(state: dict[str, Any], prefix: str, tensors: dict[str, Tensor]) -> dict[str, Any]:
+    numbers: dict[str, Any] = {}
+    for name, value in state.items():
+        if isinstance(value, Tensor):
+            tensors[prefix + name] = value.detach().to("cpu", copy=True)
+            numbers[name] = {"__tensor__": prefix + name}
+        elif isinstance(value, dict):
+            numbers[name] = _split(value, f"{prefix}{name}/", tensors)
+        else:
+            numbers[name] = value
+    return numbers
+
+
+def _merge(numbers: dict[str, Any], tensors: dict[str, Tensor]) -> dict[str, Any]:
+    merged: dict[str, Any] = {}
+    for name, value in numbers.items():
+        if isinstance(value, dict):
+            merged[name] = tensors[value["__tensor__"]] if "__tensor__" in value else _merge(value, tensors)
+        else:
+            merged[name] = value
+    return merged
+
+
+def restore_(state: dict[str, Any], saved: dict[str, Any]) -> None:
+    """Put ``saved`` values into ``state`` in place, tensors by copying."""
+    for name, value in saved.items():
+        if isinstance(value, Tensor) and isinstance(state.get(name), Tensor):
+            with torch.no_grad():
+                state[name].copy_(value)
+        else:
+            state[name] = value

@@ -1,0 +1,43 @@
+"""A live line on stderr: how far, at which rate and threshold, and what has been spent."""
+
+from __future__ import annotations
+
+import sys
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+
+class TrainingBar:
+    """A progress bar for a training run; silent when ``show`` is False."""
+
+    def __init__(self, total: int, show: bool) -> None:
+        self._progress = Progress(
+            TextColumn("training"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[facts]}"),
+            TimeRemainingColumn(compact=True),
+            console=Console(file=sys.stderr),
+            disable=not show,
+            refresh_per_second=5,
+        )
+        self._task = self._progress.add_task("training", total=total, facts="")
+
+    def update(self, step: int, facts: dict[str, Any] | None = None) -> None:
+        if facts is None:
+            self._progress.update(self._task, completed=step)
+        else:
+            shown = "  ".join(f"{name} {value}" for name, value in facts.items())
+            self._progress.update(self._task, completed=step, facts=shown)
+
+    def __enter__(self) -> TrainingBar:
+        self._progress.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._progress.__exit__(kind, error, trace)

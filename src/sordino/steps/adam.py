@@ -1,0 +1,64 @@
+"""Adam, and Adam without second moments."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sordino.steps.rule import Field, State, StepResult, StepRule
+
+
+@dataclass(frozen=True)
+class Adam(StepRule):
+    """Kingma and Ba's Adam on released gradients."""
+
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-8
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.beta1 < 1 and 0 <= self.beta2 < 1 and self.eps > 0):
+            raise ValueError("Adam needs beta1 and beta2 in [0, 1) and eps > 0")
+
+    def start(self, theta: Tensor) -> State:
+        return {"first": torch.zeros_like(theta), "second": torch.zeros_like(theta), "steps": 0}
+
+    def step(self, field: Field, theta: Tensor, rate: float, state: State) -> StepResult:
+        released = field(theta)
+        g = released.gradient
+        state["steps"] += 1
+        t = state["steps"]
+        first = state["first"].mul_(self.beta1).add_(g, alpha=1 - self.beta1)
+        second = state["second"].mul_(self.beta2).addcmul_(g, g, value=1 - self.beta2)
+        scale = (second / (1 - self.beta2**t)).sqrt_().add_(self.eps)
+        theta.addcdiv_(first, scale, value=-rate / (1 - self.beta1**t))
+        return StepResult((released,))
+
+
+@dataclass(frozen=True)
+class AdamWithoutSecondMoments(StepRule):
+    """AdamWOSM: the second moment replaced by what it tends to under noise, its standard deviation.
+
+    theta <- theta - rate / (nu C / B + 1e-8) * m_t / (1 - beta1^t)   (Mohapatra et al., 2022)
+    """
+
+    beta1: float = 0.9
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.beta1 < 1:
+            raise ValueError(f"beta1 must be in [0, 1), not {self.beta1:g}")
+
+    def start(self, theta: Tensor) -> State:
+        return {"first": torch.zeros_like(theta), "steps": 0}
+
+    def step(self, field: Field, theta: Tensor, rate: float, state: State) -> StepResult:
+        released = field(theta)
+        if released.noise_std == 0:
+            raise ValueError("adam_wosm divides its step by the noise and so needs some: use adam without privacy")
+        state["steps"] += 1
+        first = state["first"].mul_(self.beta1).add_(released.gradient, alpha=1 - self.beta1)
+        effective = rate / (released.noise_std + 1e-8)
+        theta.add_(first, alpha=-effective / (1 - self.beta1 ** state["steps"]))
+        return StepResult((released,))

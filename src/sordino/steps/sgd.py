@@ -1,0 +1,32 @@
+"""Stochastic gradient descent, with or without heavy-ball momentum."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sordino.steps.rule import Field, State, StepResult, StepRule
+
+
+@dataclass(frozen=True)
+class Sgd(StepRule):
+    """v <- momentum v + g;  theta <- theta - rate v."""
+
+    momentum: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.momentum < 1:
+            raise ValueError(f"momentum must be in [0, 1), not {self.momentum:g}")
+
+    def start(self, theta: Tensor) -> State:
+        return {"velocity": torch.zeros_like(theta)} if self.momentum else {}
+
+    def step(self, field: Field, theta: Tensor, rate: float, state: State) -> StepResult:
+        released = field(theta)
+        direction = released.gradient
+        if self.momentum:
+            direction = state["velocity"].mul_(self.momentum).add_(released.gradient)
+        theta.add_(direction, alpha=-rate)
+        return StepResult((released,))

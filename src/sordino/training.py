@@ -1,0 +1,470 @@
+"""The training loop: plan, price, step, log, save. Nothing but orchestration."""
+
+from __future__ import annotations
+
+import json
+import math
+import resource
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+from dp_accounting import DpEvent
+from torch import Tensor, nn
+
+from sordino.data import FixedOrder, Poisson, Sampling, Shuffled, as_examples
+from sordino.gate import Gate, Released
+from sordino.gradients import Loss, call_model, refuse
+from sordino.methods import Method
+from sordino.noise import Streams
+from sordino.privacy import (
+    Budget,
+    Guarantee,
+    Ledger,
+    certificate,
+    epsilon_after,
+    gaussian,
+    noise_for,
+    poisson_gaussian,
+    price,
+    repeat,
+    show_epsilon,
+)
+from sordino.privacy.certificate import epsilon_to_json, sordino_version
+from sordino.runs import Checkpoint, RunDirectory, TrainingBar, delete_checkpoint, restore_
+
+_LOGGED_STEPS = 40  # pricing a step with PLD takes a twentieth of a second
+_EVALUATIONS = 10
+_CHECKPOINTS = 20
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a training run gives back."""
+
+    model: nn.Module
+    epsilon: float
+    delta: float | None
+    metrics: dict[str, Any]
+    certificate: dict[str, Any]
+    summary: dict[str, Any]  # run.json
+    history: list[dict[str, Any]] = field(repr=False)
+    path: Path | None = None
+
+
+def train(
+    model: nn.Module,
+    loss: Loss,
+    data: Any,
+    *,
+    method: Method,
+    epochs: float,
+    batch_size: int,
+    budget: Budget | None = None,
+    noise_multiplier: float | None = None,
+    delta: float | None = None,
+    sampling: str = "poisson",
+    test: Any = None,
+    groups: Tensor | None = None,
+    public_loss: Callable[[Tensor], Tensor] | None = None,
+    seed: int | None = None,
+    secure: bool = False,
+    accountant: str = "auto",
+    microbatch: int | None = None,
+    out: str | Path | None = None,
+    resume: bool = False,
+    keep_checkpoint: bool = False,
+    show_unprotected: bool = False,
+    progress: bool | None = None,
+    data_name: str = "data",
+    details: dict[str, Any] | None = None,
+) -> Run:
+    """Train ``model`` privately on ``data`` and return it with its guarantee.
+
+    ``loss(output, target)`` returns one value per example. Give a ``budget``, and the noise is calibrated to
+    it; or a ``noise_multiplier`` and ``delta``. Methods without privacy take neither, and their epsilon is
+    infinite. ``sampling`` is ``poisson`` (the default), ``shuffled`` or ``fixed-order``. With ``groups`` (an id
+    for each row) the unit of privacy is the group. With ``out`` the run writes a directory, and
+    ``resume=True`` goes on from its last checkpoint bit for bit.
+    """
+    started = time.monotonic()
+    refuse(model)  # before any data is touched
+    examples = as_examples(data)
+    units = len(examples) if groups is None else len(torch.unique(groups))
+    how = _sampling(sampling, batch_size, units)
+    calls = method.step.calls
+    if not epochs > 0 or not math.isfinite(epochs):
+        raise ValueError(f"epochs must be positive, not {epochs:g}")
+    steps = max(1, round(epochs * how.steps_per_epoch(units) / calls))
+    multiplier, delta = _noise(method, how, units, steps * calls, budget, noise_multiplier, delta, accountant)
+    if delta is not None and delta >= 1 / units:
+        warnings.warn(
+            f"delta {delta:g} is not below 1/n = {1 / units:.3g}: it allows publishing somebody whole",
+            stacklevel=2,
+        )
+
+    directory = None if out is None else RunDirectory(Path(out))
+    saved = _find_checkpoint(directory, resume)
+    if saved is not None and saved.get("complete"):
+        raise ValueError(f"the run in {out} is complete: choose another --out, or leave out --resume")
+    streams = _streams(seed, saved)
+    gate = Gate(
+        model,
+        loss,
+        examples,
+        clip=method.clip,
+        noise_multiplier=multiplier,
+        sampling=how,
+        ledger=Ledger.from_state(saved["ledger"]) if saved else Ledger(),
+        groups=groups,
+        secure=secure,
+        streams=streams,
+        microbatch=saved["microbatch"] if saved else microbatch,
+        show_unprotected=show_unprotected,
+    )
+    spent = _Spending(gate, steps * calls, delta, accountant)
+    plan = {
+        "data": data_name,
+        "n": units,
+        "unit": gate.unit,
+        "method": method.describe(),
+        "epochs": float(epochs),
+        "batch_size": batch_size,
+        "sampling": sampling,
+        "steps": steps,
+        "noise_multiplier": multiplier,
+        "delta": delta,
+        "parameters": len(gate.theta),
+        "seeded": streams.seeded,
+        "secure": secure,
+        **(details or {}),
+    }
+    if saved is not None:
+        _check_same_plan(saved["plan"], plan)
+
+    theta = gate.theta
+    step_state, rate_state = method.step.start(theta), method.rate.start(steps)
+    average = theta.clone() if method.average is not None else None
+    history: list[dict[str, Any]] = []
+    first = 0
+    if directory is not None and saved is None:
+        directory.create()
+        directory.write_json("run.json", {"status": "running", **plan, "sordino_version": sordino_version()})
+    if saved is not None:
+        assert directory is not None
+        first, gate.step, gate.clip_state = saved["step"], saved["gate_step"], saved["clip_state"]
+        theta.copy_(saved["theta"])
+        restore_(step_state, saved["step_state"])
+        rate_state = saved["rate_state"]
+        if average is not None:
+            average.copy_(saved["average"])
+        history = directory.cut_history(saved["history_size"])
+
+    def field(theta: Tensor, *, adapt: bool = True) -> Released:
+        released = gate(theta, adapt=adapt)
+        if public_loss is None:
+            return released
+        return replace(released, gradient=released.gradient + _gradient(public_loss, theta))
+
+    def save_checkpoint(step: int) -> None:
+        if directory is None:
+            return
+        state = {
+            "plan": plan,
+            "step": step,
+            "gate_step": gate.step,
+            "key": streams.key.hex(),
+            "seeded": streams.seeded,
+            "microbatch": gate.engine.microbatch,
+            "ledger": gate.ledger.to_state(),
+            "clip_state": gate.clip_state,
+            "step_state": step_state,
+            "rate_state": rate_state,
+            "theta": theta,
+            "history_size": directory.history_size(),
+            **({} if average is None else {"average": average}),
+        }
+        Checkpoint(state).save(directory.checkpoint_folder)
+
+    if progress is None:
+        progress = sys.stderr.isatty()
+    logged = _marks(steps, _LOGGED_STEPS)
+    evaluated = _marks(steps, _EVALUATIONS) if test is not None else set()
+    saves = _marks(steps, _CHECKPOINTS) - {steps}
+    if saved is None:
+        save_checkpoint(0)
+    with TrainingBar(steps, progress) as bar:
+        for step in range(first, steps):
+            rate = method.rate.rate(step, rate_state)
+            result = method.step.step(field, theta, rate, step_state)
+            rate_state = method.rate.update(rate_state, result)
+            if average is not None:
+                assert method.average is not None
+                average.lerp_(theta, 1 - min(method.average, (step + 1) / (step + 10)))
+            done = step + 1
+            if done in logged or done in evaluated:
+                released = result.gradients[-1]
+                assert isinstance(released, Released)
+                line = {
+                    "step": done,
+                    "epoch": done * epochs / steps,
+                    "rate": rate,
+                    "threshold": None if math.isinf(released.threshold) else released.threshold,
+                    "epsilon": epsilon_to_json(spent(gate.step)),
+                }
+                if released.unprotected_loss is not None:
+                    line["unprotected_loss"] = released.unprotected_loss
+                if done in evaluated:
+                    with _holding(theta, average):
+                        line.update(evaluate(model, loss, test))
+                history.append(line)
+                if directory is not None:
+                    directory.append_history(line)
+                bar.update(done, _facts(line))
+            else:
+                bar.update(done)
+            if done in saves:
+                save_checkpoint(done)
+
+    if average is not None:
+        theta.copy_(average)
+    metrics = {**(evaluate(model, loss, test) if test is not None else {}), "covered": False}
+    event = gate.ledger.event
+    guarantee = spent.total
+    document = certificate(
+        guarantee=guarantee,
+        event=event,
+        unit=gate.unit,
+        assumptions=[how.assumption, *_public_facts(test is not None, show_unprotected)],
+        seeded=streams.seeded,
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+    )
+    _check_spending(event, guarantee, accountant)
+    summary = {
+        "status": "complete",
+        **plan,
+        "relation": guarantee.relation,
+        "epsilon": epsilon_to_json(guarantee.epsilon),
+        "zcdp_rho": guarantee.zcdp_rho,
+        "gdp_mu": guarantee.gdp_mu,
+        "accountant": guarantee.accountant,
+        "assumptions": document["assumptions"],
+        "metrics": metrics,
+        "microbatch": gate.engine.microbatch,
+        "sordino_version": sordino_version(),
+        "seconds": round(time.monotonic() - started, 3),
+        "peak_memory_mib": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, 1),
+    }
+    if directory is not None:
+        directory.write_model(model)
+        directory.write_json("certificate.json", document)
+        directory.write_json("run.json", summary)
+        if not keep_checkpoint:
+            delete_checkpoint(directory.checkpoint_folder)
+    return Run(
+        model,
+        guarantee.epsilon,
+        delta,
+        metrics,
+        document,
+        summary,
+        history,
+        None if directory is None else directory.path,
+    )
+
+
+def evaluate(model: nn.Module, loss: Loss, data: Any, batch: int = 1000) -> dict[str, float]:
+    """Mean loss on held-out rows, and accuracy where outputs are class scores. Not covered by any guarantee."""
+    examples = as_examples(data)
+    total, right, classified = 0.0, 0, True
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    with torch.no_grad():
+        for start in range(0, len(examples), batch):
+            inputs, targets = examples.take(torch.arange(start, min(start + batch, len(examples))))
+            output = call_model(model, inputs)
+            total += float(loss(output, targets).sum())
+            classified = classified and _are_scores(output, targets)
+            if classified:
+                right += int((output.argmax(1) == targets).sum())
+    for module, mode in modes:
+        module.training = mode
+    metrics = {"test_accuracy": right / len(examples)} if classified else {}
+    return {**metrics, "test_loss": total / len(examples)}
+
+
+def _are_scores(output: Any, targets: Any) -> bool:
+    return (
+        isinstance(output, Tensor)
+        and isinstance(targets, Tensor)
+        and output.dim() == 2
+        and targets.dim() == 1
+        and not targets.is_floating_point()
+    )
+
+
+def _sampling(name: str, batch_size: int, units: int) -> Sampling:
+    if batch_size < 1:
+        raise ValueError(f"the batch size must be at least 1, not {batch_size}")
+    if batch_size > units:
+        raise ValueError(f"a batch of {batch_size} is more than the {units} units there are: use at most {units}")
+    kinds: dict[str, Callable[[], Sampling]] = {
+        "poisson": lambda: Poisson(batch_size / units),
+        "shuffled": lambda: Shuffled(batch_size),
+        "fixed-order": lambda: FixedOrder(batch_size),
+        "shuffled-as-poisson": lambda: Shuffled(batch_size, assume_poisson=True),
+    }
+    if name not in kinds:
+        raise ValueError(f"there is no sampling {name!r}: choose one of {', '.join(kinds)}")
+    return kinds[name]()
+
+
+def _noise(
+    method: Method,
+    how: Sampling,
+    units: int,
+    calls: int,
+    budget: Budget | None,
+    noise_multiplier: float | None,
+    delta: float | None,
+    accountant: str,
+) -> tuple[float, float | None]:
+    """The noise multiplier and delta of the run, from whatever the user gave."""
+    if not method.private:
+        if budget is not None or noise_multiplier:
+            raise ValueError(
+                f"{method.name} trains without privacy: leave out the budget, or choose a private method"
+            )
+        return 0.0, None
+    if (budget is None) == (noise_multiplier is None):
+        raise ValueError("give either a budget (epsilon and delta) or a noise multiplier")
+    if budget is not None:
+        rate, charges = how.amplified_rate(units), how.charges(calls, units)
+
+        def plan(z: float) -> DpEvent:
+            return repeat(gaussian(z) if rate is None else poisson_gaussian(z, rate), charges)
+
+        return noise_for(budget, plan, accountant), budget.delta
+    assert noise_multiplier is not None
+    if noise_multiplier > 0 and delta is None:
+        raise ValueError("a noise multiplier needs a delta to be priced at")
+    return noise_multiplier, delta
+
+
+class _Spending:
+    """Epsilon as a function of gate calls: the accountant is chosen once, for the whole plan."""
+
+    def __init__(self, gate: Gate, calls: int, delta: float | None, accountant: str) -> None:
+        self._gate = gate
+        charges = gate.sampling.charges(calls, gate.units)
+        if gate.noise_multiplier == 0 or delta is None:
+            self._curve = None
+            self.total = price(gate.charge_event, delta if delta is not None else 1e-5, "rdp")
+            if delta is None:
+                self.total = replace(self.total, delta=0.0)
+        else:
+            self._curve = epsilon_after(gate.charge_event, delta, planned_steps=charges, accountant=accountant)
+            self.total = self._curve.total
+
+    def __call__(self, calls: int) -> float:
+        if self._curve is None:
+            return math.inf
+        return self._curve(self._gate.sampling.charges(calls, self._gate.units))
+
+
+def _check_spending(event: DpEvent, guarantee: Guarantee, accountant: str) -> None:
+    """What the ledger recorded must cost what the plan said; anything else is a bug of ours."""
+    if math.isfinite(guarantee.epsilon):
+        recorded = price(event, guarantee.delta, guarantee.accountant).epsilon
+        assert recorded <= guarantee.epsilon * (1 + 1e-9), (recorded, guarantee.epsilon)
+
+
+def _find_checkpoint(directory: RunDirectory | None, resume: bool) -> dict[str, Any] | None:
+    if directory is None:
+        if resume:
+            raise ValueError("to resume, say which run: give its directory as out")
+        return None
+    if not resume:
+        if not directory.is_empty:
+            raise ValueError(f"{directory.path} is not empty: choose another directory, or resume the run in it")
+        return None
+    found = Checkpoint.load(directory.checkpoint_folder)
+    if found is not None:
+        return found.state
+    summary = directory.summary
+    if summary is not None and summary.get("status") == "complete":
+        return {"complete": True}
+    if directory.is_empty:
+        return None
+    raise ValueError(f"{directory.path} holds no checkpoint to resume from: choose an empty directory")
+
+
+def _streams(seed: int | None, saved: dict[str, Any] | None) -> Streams:
+    if saved is not None:
+        return Streams(bytes.fromhex(saved["key"]), seeded=saved["seeded"])
+    return Streams.from_entropy() if seed is None else Streams.from_seed(seed)
+
+
+def _check_same_plan(saved: dict[str, Any], now: dict[str, Any]) -> None:
+    # JSON turned tuples into lists; compare in that form.
+    now = json.loads(json.dumps(now))
+    different = [name for name in {**saved, **now} if saved.get(name) != now.get(name)]
+    if different:
+        raise ValueError(
+            f"this is not the run that was interrupted: {', '.join(sorted(different))} changed; "
+            "repeat the command as it was"
+        )
+
+
+def _gradient(public_loss: Callable[[Tensor], Tensor], theta: Tensor) -> Tensor:
+    point = theta.detach().clone().requires_grad_()
+    with torch.enable_grad():
+        (gradient,) = torch.autograd.grad(public_loss(point), point)
+    return gradient
+
+
+def _marks(steps: int, count: int) -> set[int]:
+    """About ``count`` evenly spaced steps; the last is always one."""
+    return {round(steps * (i + 1) / count) for i in range(count)} - {0} | {steps}
+
+
+@contextmanager
+def _holding(theta: Tensor, average: Tensor | None) -> Any:
+    """The model at the average of its iterates, for a look."""
+    if average is None:
+        yield
+        return
+    saved = theta.clone()
+    theta.copy_(average)
+    try:
+        yield
+    finally:
+        theta.copy_(saved)
+
+
+def _facts(line: dict[str, Any]) -> dict[str, str]:
+    facts = {"rate": f"{line['rate']:.3g}"}
+    if line["threshold"] is not None:
+        facts["threshold"] = f"{line['threshold']:.3g}"
+    facts["epsilon"] = show_epsilon(float(line["epsilon"]), 3)
+    if "test_accuracy" in line:
+        facts["accuracy"] = f"{line['test_accuracy']:.1%}"
+    if "unprotected_loss" in line:
+        facts["loss (unprotected)"] = f"{line['unprotected_loss']:.3g}"
+    return facts
+
+
+def _public_facts(tested: bool, shown: bool) -> list[str]:
+    facts = ["shapes, number of rows and number of classes of the data are public"]
+    if tested:
+        facts.append("metrics on held-out rows are not covered by the guarantee")
+    if shown:
+        facts.append("the training loss was shown and is not covered by the guarantee")
+    return facts
