@@ -190,7 +190,9 @@ class Gate:
 
     def _price_of_a_charge(self) -> DpEvent:
         rate = self.sampling.amplified_rate(self.units)
-        return gaussian(self.noise_multiplier) if rate is None else poisson_gaussian(self.noise_multiplier, rate)
+        return (
+            gaussian(self.noise_multiplier) if rate is None else poisson_gaussian(self.noise_multiplier, rate)
+        )
 
     def _prepare(self) -> None:
         """Check the model on made-up rows, so that an unsuitable one is refused before a private row is seen."""

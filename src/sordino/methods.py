@@ -153,7 +153,18 @@ def method_named(name: str, settings: Mapping[str, Any] | None = None) -> Method
     if key not in METHODS:
         raise ValueError(f"there is no method {name!r}: choose one of {', '.join(sorted(METHODS))}")
     known = inspect.signature(METHODS[key]).parameters
-    for setting in settings or {}:
+    for setting, value in (settings or {}).items():
         if setting not in known:
             raise ValueError(f"{key} has no setting {setting!r}: it has {', '.join(known)}")
+        wanted = str(known[setting].annotation)
+        if not _fits(value, wanted):
+            raise ValueError(f"{setting} must be of type {wanted}, not {value!r}")
     return METHODS[key](**(settings or {}))
+
+
+def _fits(value: Any, annotation: str) -> bool:
+    if value is None:
+        return "None" in annotation
+    if isinstance(value, bool):
+        return "bool" in annotation
+    return "float" in annotation if isinstance(value, (int, float)) else "str" in annotation

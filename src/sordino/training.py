@@ -104,6 +104,7 @@ def train(
         raise ValueError(f"epochs must be positive, not {epochs:g}")
     steps = max(1, round(epochs * how.steps_per_epoch(units) / calls))
     multiplier, delta = _noise(method, how, units, steps * calls, budget, noise_multiplier, delta, accountant)
+    method.step.check(multiplier)
     if delta is not None and delta >= 1 / units:
         warnings.warn(
             f"delta {delta:g} is not below 1/n = {1 / units:.3g}: it allows publishing somebody whole",
@@ -314,7 +315,9 @@ def _sampling(name: str, batch_size: int, units: int) -> Sampling:
     if batch_size < 1:
         raise ValueError(f"the batch size must be at least 1, not {batch_size}")
     if batch_size > units:
-        raise ValueError(f"a batch of {batch_size} is more than the {units} units there are: use at most {units}")
+        raise ValueError(
+            f"a batch of {batch_size} is more than the {units} units there are: use at most {units}"
+        )
     kinds: dict[str, Callable[[], Sampling]] = {
         "poisson": lambda: Poisson(batch_size / units),
         "shuffled": lambda: Shuffled(batch_size),
@@ -370,7 +373,9 @@ class _Spending:
             if delta is None:
                 self.total = replace(self.total, delta=0.0)
         else:
-            self._curve = epsilon_after(gate.charge_event, delta, planned_steps=charges, accountant=accountant)
+            self._curve = epsilon_after(
+                gate.charge_event, delta, planned_steps=charges, accountant=accountant
+            )
             self.total = self._curve.total
 
     def __call__(self, calls: int) -> float:
@@ -393,7 +398,9 @@ def _find_checkpoint(directory: RunDirectory | None, resume: bool) -> dict[str, 
         return None
     if not resume:
         if not directory.is_empty:
-            raise ValueError(f"{directory.path} is not empty: choose another directory, or resume the run in it")
+            raise ValueError(
+                f"{directory.path} is not empty: choose another directory, or resume the run in it"
+            )
         return None
     found = Checkpoint.load(directory.checkpoint_folder)
     if found is not None:

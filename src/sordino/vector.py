@@ -58,17 +58,21 @@ class ParameterVector:
             )
         self.model = model
         self.slots: list[Slot] = []
-        size = sum(p.numel() for _, p in named)
-        self.theta = torch.empty(size, dtype=torch.float32, device=next(iter(devices)))
         start = 0
-        with torch.no_grad():
-            for name, parameter in named:
-                stop = start + parameter.numel()
-                view = self.theta[start:stop].view(parameter.shape)
-                view.copy_(parameter)
-                parameter.data = view
-                self.slots.append(Slot(name, parameter, start, stop))
-                start = stop
+        for name, parameter in named:
+            self.slots.append(Slot(name, parameter, start, start + parameter.numel()))
+            start += parameter.numel()
+        existing = _existing_vector(self.slots)
+        self.theta = (
+            existing
+            if existing is not None
+            else torch.empty(start, dtype=torch.float32, device=next(iter(devices)))
+        )
+        if existing is None:
+            with torch.no_grad():
+                for slot, view in self.split(self.theta):
+                    view.copy_(slot.parameter)
+                    slot.parameter.data = view
         self._structure = _structure(model)
         self._frozen = [p for p in model.parameters() if not p.requires_grad]
 
@@ -106,7 +110,24 @@ class ParameterVector:
         added = sorted(set(now) - {slot.name for slot in self.slots})
         if added:
             raise ValueError(f"parameter {added[0]!r} was added after wrapping: wrap the model again")
-        self._structure = _structure(self.model)  # something that holds nothing trainable has changed
+        # Something that holds nothing trainable has changed.
+        self._structure = _structure(self.model)
+        self._frozen = [p for p in self.model.parameters() if not p.requires_grad]
+
+
+def _existing_vector(slots: list[Slot]) -> Tensor | None:
+    """The vector these parameters are already views of, so that a model can be wrapped twice."""
+    first = slots[0].parameter
+    storage = first.untyped_storage().data_ptr()
+    for slot in slots:
+        parameter = slot.parameter
+        if (
+            not parameter.is_contiguous()
+            or parameter.untyped_storage().data_ptr() != storage
+            or parameter.storage_offset() != first.storage_offset() + slot.start
+        ):
+            return None
+    return first.detach().as_strided((slots[-1].stop,), (1,))
 
 
 def _trainable(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
@@ -124,4 +145,4 @@ def _detached(name: str) -> str:
 def _structure(model: nn.Module) -> list[tuple[dict[str, Any], int, list[tuple[str, Any]]]]:
     """Every table of children and parameters below ``model``, and what is in it: cheap to compare each call."""
     tables = [table for module in model.modules() for table in (module._parameters, module._modules)]
-    return [(table, len(table), list(table.items())) for table in tables if table]
+    return [(table, len(table), list(table.items())) for table in tables]

@@ -39,12 +39,18 @@ _DEFAULTS = {
 
 def train(
     data: Annotated[
-        str, typer.Argument(metavar="DATA", help="digits, mnist, fashion-mnist, cifar10, or a path to an .npz file.")
+        str,
+        typer.Argument(
+            metavar="DATA", help="digits, mnist, fashion-mnist, cifar10, or a path to an .npz file."
+        ),
     ],
     epsilon: Annotated[float | None, typer.Option(help="The budget, above 0. No default.")] = None,
-    delta: Annotated[float | None, typer.Option(help="Strictly between 0 and 1; below 1/n. No default.")] = None,
+    delta: Annotated[
+        float | None, typer.Option(help="Strictly between 0 and 1; below 1/n. No default.")
+    ] = None,
     noise_multiplier: Annotated[
-        float | None, typer.Option(help="Instead of --epsilon: noise over threshold. 0 means none, epsilon inf.")
+        float | None,
+        typer.Option(help="Instead of --epsilon: noise over threshold. 0 means none, epsilon inf."),
     ] = None,
     method: Annotated[
         str, typer.Option(help="dp-sgd, dp-adam, adam-wosm, or without privacy sgd, adam.")
@@ -55,20 +61,29 @@ def train(
     ] = None,
     epochs: Annotated[float | None, typer.Option(help="Passes over the data (expected).")] = None,
     batch_size: Annotated[int | None, typer.Option(help="Expected batch size.")] = None,
-    model: Annotated[
-        str | None, typer.Option(help="linear, mlp[:sizes], cnn, or MODULE:CALLABLE.")
-    ] = None,
+    model: Annotated[str | None, typer.Option(help="linear, mlp[:sizes], cnn, or MODULE:CALLABLE.")] = None,
     sampling: Annotated[
         str, typer.Option(help="poisson; shuffled and fixed-order are priced without amplification.")
     ] = "poisson",
-    accountant: Annotated[str, typer.Option(help="auto (the tighter of rdp and pld), rdp, pld, moments.")] = "auto",
-    classes: Annotated[int | None, typer.Option(help="Number of classes of an .npz, if it is public.")] = None,
-    seed: Annotated[int | None, typer.Option(help="For experiments only: a known seed voids the guarantee.")] = None,
-    secure: Annotated[bool, typer.Option("--secure", help="Sampling and noise with 64-bit tails; no seed.")] = False,
+    accountant: Annotated[
+        str, typer.Option(help="auto (the tighter of rdp and pld), rdp, pld, moments.")
+    ] = "auto",
+    classes: Annotated[
+        int | None, typer.Option(help="Number of classes of an .npz, if it is public.")
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="For experiments only: a known seed voids the guarantee.")
+    ] = None,
+    secure: Annotated[
+        bool, typer.Option("--secure", help="Sampling and noise with 64-bit tails; no seed.")
+    ] = False,
     out: Annotated[Path | None, typer.Option(help="Where the run goes; default runs/DATA-TIME.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the interrupted run in --out.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the interrupted run in --out.")
+    ] = False,
     keep_checkpoint: Annotated[
-        bool, typer.Option("--keep-checkpoint", help="Keep checkpoint/ (it holds the noise key: keep it secret).")
+        bool,
+        typer.Option("--keep-checkpoint", help="Keep checkpoint/ (it holds the noise key: keep it secret)."),
     ] = False,
     show_unprotected: Annotated[
         bool, typer.Option("--show-unprotected", help="Show the training loss, which no guarantee covers.")
@@ -190,7 +205,9 @@ def _print(run: Run, folder: Path) -> None:
         print(f"{'delta':15s} {run.delta:g}")
     print(f"{'unit':15s} one {summary['unit']} of {summary['n']}; relation: {summary['relation']}")
     noise = summary["noise_multiplier"]
-    print(f"{'spent by':15s} {summary['steps']} steps, noise multiplier {noise:.4f}, accountant {summary['accountant']}")
+    print(
+        f"{'spent by':15s} {summary['steps']} steps, noise multiplier {noise:.4f}, accountant {summary['accountant']}"
+    )
     if summary["seeded"]:
         print(f"{'seeded':15s} a known seed voids the guarantee: for experiments only")
     print(f"{'run':15s} {folder}")

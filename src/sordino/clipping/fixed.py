@@ -68,7 +68,9 @@ class PerLayer(ClippingPolicy):
         count = int(layers.max()) + 1
         squares_LU = norms.squares_PU.new_zeros(count, norms.squares_PU.shape[1])
         squares_LU.index_add_(0, layers, norms.squares_PU)
-        thresholds = torch.tensor([state[f"threshold:{i}"] for i in range(count)], device=layers.device)[:, None]
+        thresholds = torch.tensor([state[f"threshold:{i}"] for i in range(count)], device=layers.device)[
+            :, None
+        ]
         factors_LU = thresholds / torch.maximum(squares_LU.clamp_min(0).sqrt(), thresholds)
         return factors_LU[layers][None]
 

@@ -70,7 +70,9 @@ def multi_head_attention(
         k = torch.cat([k, capture.call(Tensor.expand, bias_k, -1, batch, -1)])
         v = torch.cat([v, capture.call(Tensor.expand, bias_v, -1, batch, -1)])
         mask, padding = _one_more(mask), _one_more(padding)
-    q, k, v = (x.unflatten(-1, (num_heads, head)).permute(1, 2, 0, 3) for x in (q, k, v))  # [B, heads, T, head]
+    q, k, v = (
+        x.unflatten(-1, (num_heads, head)).permute(1, 2, 0, 3) for x in (q, k, v)
+    )  # [B, heads, T, head]
     if add_zero_attn:
         k, v = (torch.cat([x, x.new_zeros(batch, num_heads, 1, head)], 2) for x in (k, v))
         mask, padding = _one_more(mask), _one_more(padding)

@@ -81,7 +81,11 @@ def shift(capture: Capture, x: Tensor, parameter: Tensor, core: tuple[int, ...])
 
 
 def _broadcast(
-    function: type[torch.autograd.Function], capture: Capture, x: Tensor, parameter: Tensor, core: tuple[int, ...]
+    function: type[torch.autograd.Function],
+    capture: Capture,
+    x: Tensor,
+    parameter: Tensor,
+    core: tuple[int, ...],
 ) -> Any:
     index = capture.tracks(parameter)
     assert index is not None

@@ -82,8 +82,12 @@ UseKey = tuple[int, int]  # (which tracked tensor, its how-manieth use of that k
 class Plan:
     """What the passes over made-up batches taught about a model: see ``learn``."""
 
-    layouts: dict[UseKey, Layout | None] = field(default_factory=dict)  # uses that a rule may take, or declines
-    constant: dict[UseKey, bool] = field(default_factory=dict)  # other uses: does the result ignore the batch?
+    layouts: dict[UseKey, Layout | None] = field(
+        default_factory=dict
+    )  # uses that a rule may take, or declines
+    constant: dict[UseKey, bool] = field(
+        default_factory=dict
+    )  # other uses: does the result ignore the batch?
     unruled: set[int] = field(default_factory=set)
     numbers: dict[UseKey, int] = field(default_factory=dict)  # of derived tensors
     example_first: bool = True
@@ -160,7 +164,9 @@ class Capture(TorchFunctionMode):
                 raise CannotCapture("a layer's input has another shape than when the model was checked")
             return layout
         if self._observations is None:
-            raise CannotCapture("the model takes another path for this batch than for the one it was checked on")
+            raise CannotCapture(
+                "the model takes another path for this batch than for the one it was checked on"
+            )
         self._observations.ruled[key].append(tuple(leading))
         return Layout(0)  # any will do: layouts matter in the backward pass only
 
@@ -226,7 +232,9 @@ class Capture(TorchFunctionMode):
                 self.plan.unruled |= leaves
                 return
         elif self._observations is None:
-            raise CannotCapture("the model takes another path for this batch than for the one it was checked on")
+            raise CannotCapture(
+                "the model takes another path for this batch than for the one it was checked on"
+            )
         else:
             self._observations.other[key].append(tuple(out.shape))
         number = self.plan.numbers.setdefault(key, len(self.parameters) + len(self.plan.numbers))
@@ -237,11 +245,16 @@ class Capture(TorchFunctionMode):
 
 def _writes_in_place(func: Any) -> bool:
     name = getattr(func, "__name__", "")
-    return (name.endswith("_") and not name.endswith("__") and name != "requires_grad_") or name.startswith("__i")
+    return (name.endswith("_") and not name.endswith("__") and name != "requires_grad_") or name.startswith(
+        "__i"
+    )
 
 
 def learn(
-    run: Callable[[Capture, int], None], parameters: Sequence[nn.Parameter], sizes: tuple[int, int], plan: Plan
+    run: Callable[[Capture, int], None],
+    parameters: Sequence[nn.Parameter],
+    sizes: tuple[int, int],
+    plan: Plan,
 ) -> None:
     """Fill ``plan`` by running made-up batches of two sizes until nothing new is seen."""
     while True:

@@ -150,7 +150,11 @@ def _convolve(
             padding = [0] * dims
         else:  # "same": the total may be odd, then the end gets one more
             totals = [d * (k - 1) for d, k in zip(dilation, weight.shape[2:], strict=True)]
-            x = F.pad(x, [n for t in reversed(totals) for n in (0, t % 2)]) if any(t % 2 for t in totals) else x
+            x = (
+                F.pad(x, [n for t in reversed(totals) for n in (0, t % 2)])
+                if any(t % 2 for t in totals)
+                else x
+            )
             padding = [t // 2 for t in totals]
     else:
         padding = _tuple(padding, dims)

@@ -68,6 +68,7 @@ class Engine:
         self._parameters = [slot.parameter for slot in self.vector.slots]
         self.last_loss = 0.0  # summed over the last batch of ``sums``: private, see Gate
         self.draws_randomness = True  # does a training pass use torch's generator? prepare() finds out
+        self._batchnorms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
         self._plan: Plan | None = None
         self._everything_unruled = False
 
@@ -80,8 +81,12 @@ class Engine:
             raise ValueError(f"prepare needs {largest} rows to learn how the model treats batches")
         with _evaluating(self.model), torch.random.fork_rng(devices=[]):
             plan = Plan()
-            learn(lambda capture, size: self._watch(capture, *_rows(inputs, targets, 0, size)), self._parameters,
-                  _PROBE_SIZES, plan)
+            learn(
+                lambda capture, size: self._watch(capture, *_rows(inputs, targets, 0, size)),
+                self._parameters,
+                _PROBE_SIZES,
+                plan,
+            )
             rows = _rows(inputs, targets, 0, _PROBE_SIZES[0])
             wanted = self._single_example_sums(*rows)
             for example_first in (True, False):
@@ -173,6 +178,8 @@ class Engine:
         anything else. A unit with a non-finite gradient counts as zero: norm 0, no part in any sum.
         """
         self.vector.check()
+        if any(norm.training for norm in self._batchnorms):  # model.train() after a model that came in eval()
+            refuse(self.model)
         rows = _count(targets)
         self.last_loss = 0.0
         if rows == 0:
@@ -181,7 +188,10 @@ class Engine:
         total = torch.empty(count, len(self.vector), device=self.vector.theta.device)
         if self._plan is None:
             repeats = -(-max(_PROBE_SIZES) // rows)
-            self.prepare(*tree_map(lambda x: torch.cat([x] * repeats) if repeats > 1 else x, (inputs, targets)))
+            self.prepare(
+                *tree_map(lambda x: torch.cat([x] * repeats) if repeats > 1 else x, (inputs, targets))
+            )
+            self.last_loss = 0.0
         assert self.microbatch is not None
         all_norms = []
         for part in _microbatches(rows, self.microbatch, groups):
@@ -283,9 +293,13 @@ class Engine:
             parameters,
             cotangents.view(-1, *tensor.shape),
             retain_graph=True,
+            allow_unused=True,  # a parameter that gave only its shape (view_as)
             is_grads_batched=True,
         )
-        return [Dense(g.flatten(1)) for g in grads]
+        return [
+            Dense(cotangents.new_zeros(len(cotangents), p.numel()) if g is None else g.reshape(-1, p.numel()))
+            for p, g in zip(parameters, grads, strict=True)
+        ]
 
     def _fallback_factors(self, inputs: Any, targets: Any, indices: Any) -> list[list[Factor]]:
         named = [(self.vector.slots[i].name, self._parameters[i]) for i in indices]
@@ -350,4 +364,3 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
     finally:
         for module, mode in modes:
             module.training = mode
-

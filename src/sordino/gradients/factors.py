@@ -125,9 +125,13 @@ class Rows:
         batch, positions, width = self.grads_BTd.shape
         if positions == 1:
             return _row_squares(self.grads_BTd[:, 0])
-        key = (self.tokens_BT + self.rows * torch.arange(batch, device=self.tokens_BT.device)[:, None]).flatten()
+        key = (
+            self.tokens_BT + self.rows * torch.arange(batch, device=self.tokens_BT.device)[:, None]
+        ).flatten()
         unique, where = torch.unique(key, return_inverse=True)
-        summed = self.grads_BTd.new_zeros(len(unique), width).index_add_(0, where, self.grads_BTd.flatten(0, 1))
+        summed = self.grads_BTd.new_zeros(len(unique), width).index_add_(
+            0, where, self.grads_BTd.flatten(0, 1)
+        )
         owner = torch.div(unique, self.rows, rounding_mode="floor")
         return self.grads_BTd.new_zeros(batch).index_add_(0, owner, _row_squares(summed))
 
@@ -139,7 +143,9 @@ class Rows:
 
     def dense(self) -> Tensor:
         batch, _, width = self.grads_BTd.shape
-        key = (self.tokens_BT + self.rows * torch.arange(batch, device=self.tokens_BT.device)[:, None]).flatten()
+        key = (
+            self.tokens_BT + self.rows * torch.arange(batch, device=self.tokens_BT.device)[:, None]
+        ).flatten()
         full = self.grads_BTd.new_zeros(batch * self.rows, width)
         return full.index_add_(0, key, self.grads_BTd.flatten(0, 1)).view(batch, -1)
 
@@ -197,14 +203,18 @@ def join(factors: list[Factor]) -> list[Factor]:
         joined.append(
             outers[0]
             if len(outers) == 1
-            else Outer(torch.cat([f.inputs_BTd for f in outers], 1), torch.cat([f.grads_BTp for f in outers], 1))
+            else Outer(
+                torch.cat([f.inputs_BTd for f in outers], 1), torch.cat([f.grads_BTp for f in outers], 1)
+            )
         )
     if rows:
         joined.append(
             rows[0]
             if len(rows) == 1
             else Rows(
-                torch.cat([f.tokens_BT for f in rows], 1), torch.cat([f.grads_BTd for f in rows], 1), rows[0].rows
+                torch.cat([f.tokens_BT for f in rows], 1),
+                torch.cat([f.grads_BTd for f in rows], 1),
+                rows[0].rows,
             )
         )
     if denses:
@@ -255,4 +265,6 @@ def _row_squares(x_BN: Tensor) -> Tensor:
 
 def _keep(x: Tensor, keep_B: Tensor) -> Tensor:
     # where(), not multiplication: 0 * NaN is NaN.
-    return torch.where(keep_B.view(-1, *[1] * (x.dim() - 1)), x, torch.zeros((), dtype=x.dtype, device=x.device))
+    return torch.where(
+        keep_B.view(-1, *[1] * (x.dim() - 1)), x, torch.zeros((), dtype=x.dtype, device=x.device)
+    )

@@ -31,7 +31,7 @@ def per_example_gradients(
     try:
         mapped = torch.func.vmap(torch.func.grad(one), in_dims=(None, 0, 0), randomness="different")
         gradients = mapped(values, inputs, targets)
-        return [gradients[name].flatten(1) for name, _ in named]
+        return [gradients[name].reshape(-1, p.numel()) for name, p in named]
     except Exception as error:
         # vmap has no one exception for "not supported"; the loop below raises again what is a real bug.
         warnings.warn(
@@ -58,7 +58,7 @@ def loop_gradients(
         rows.append(
             [torch.zeros_like(p) if g is None else g.detach() for p, g in zip(parameters, grads, strict=True)]
         )
-    return [torch.stack(column).flatten(1) for column in zip(*rows, strict=True)]
+    return [torch.stack(column).reshape(len(rows), -1) for column in zip(*rows, strict=True)]
 
 
 def _as_call(inputs: Any) -> tuple[Any, ...]:

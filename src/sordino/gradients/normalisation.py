@@ -13,7 +13,9 @@ from sordino.gradients.broadcast import scale, shift
 from sordino.gradients.capture import Capture, rule_for
 
 
-def _affine(capture: Capture, x: Tensor, weight: Tensor | None, bias: Tensor | None, core: tuple[int, ...]) -> Any:
+def _affine(
+    capture: Capture, x: Tensor, weight: Tensor | None, bias: Tensor | None, core: tuple[int, ...]
+) -> Any:
     if weight is not None:
         x = scale(capture, x, weight, core) if capture.tracks(weight) is not None else x * weight.view(core)
         if x is NotImplemented:
@@ -32,6 +34,8 @@ def layer_norm(
     bias: Tensor | None = None,
     eps: float = 1e-5,
 ) -> Any:
+    if capture.tracks(input) is not None:  # a derived parameter, not a batch
+        return NotImplemented
     return _affine(
         capture, F.layer_norm(input, list(normalized_shape), eps=eps), weight, bias, tuple(normalized_shape)
     )
@@ -45,6 +49,8 @@ def rms_norm(
     weight: Tensor | None = None,
     eps: float | None = None,
 ) -> Any:
+    if capture.tracks(input) is not None:  # a derived parameter, not a batch
+        return NotImplemented
     return _affine(
         capture, F.rms_norm(input, list(normalized_shape), eps=eps), weight, None, tuple(normalized_shape)
     )
@@ -75,7 +81,15 @@ def instance_norm(
     eps: float = 1e-5,
 ) -> Any:
     normalised = torch.instance_norm(
-        input, None, None, running_mean, running_var, use_input_stats, momentum, eps, torch.backends.cudnn.enabled
+        input,
+        None,
+        None,
+        running_mean,
+        running_var,
+        use_input_stats,
+        momentum,
+        eps,
+        torch.backends.cudnn.enabled,
     )
     return _affine(capture, normalised, weight, bias, _channels(input))
 

@@ -39,8 +39,9 @@ def replace_batchnorm(model: nn.Module, groups: int = 32) -> nn.Module:
     """
     if isinstance(model, _BatchNorm):
         return _group_norm(model, groups)
-    for name, child in model.named_children():
-        setattr(model, name, replace_batchnorm(child, groups))
+    for name, child in list(model._modules.items()):  # named_children() would skip a layer's second name
+        if child is not None:
+            setattr(model, name, replace_batchnorm(child, groups))
     return model
 
 

@@ -18,7 +18,9 @@ def draw_report(summary: dict[str, Any], history: list[dict[str, Any]], path: Pa
     scored = [line for line in history if "test_accuracy" in line]
     measure = "test_accuracy" if scored else "test_loss"
     scored = [line for line in history if measure in line]
-    left.plot([line["epoch"] for line in scored], [line[measure] for line in scored], marker="o", color="#1b6ca8")
+    left.plot(
+        [line["epoch"] for line in scored], [line[measure] for line in scored], marker="o", color="#1b6ca8"
+    )
     left.set(xlabel="epoch", ylabel=measure.replace("_", " "), title="On held-out rows (not covered)")
     if measure == "test_accuracy":
         left.set_ylim(0, 1)
@@ -26,8 +28,14 @@ def draw_report(summary: dict[str, Any], history: list[dict[str, Any]], path: Pa
         left.text(0.5, 0.5, "no test set", ha="center", va="center", transform=left.transAxes)
     spent = [line["epsilon"] for line in history]
     if any(isinstance(value, str) for value in spent):
-        right.text(0.5, 0.5, "not private\n(epsilon is infinite)", ha="center", va="center",
-                   transform=right.transAxes)
+        right.text(
+            0.5,
+            0.5,
+            "not private\n(epsilon is infinite)",
+            ha="center",
+            va="center",
+            transform=right.transAxes,
+        )
     else:
         right.plot(epochs, spent, color="#b8442c")
         right.set_ylim(bottom=0)

@@ -45,7 +45,9 @@ class Checkpoint:
                 numbers = json.loads(file.metadata()["state"])
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         except (SafetensorError, OSError, KeyError, ValueError, TypeError) as error:
-            raise ValueError(f"the checkpoint {path} cannot be read ({error}): start the run afresh") from error
+            raise ValueError(
+                f"the checkpoint {path} cannot be read ({error}): start the run afresh"
+            ) from error
         return cls(_merge(numbers, tensors))
 
 

@@ -50,13 +50,21 @@ class AdamWithoutSecondMoments(StepRule):
         if not 0 <= self.beta1 < 1:
             raise ValueError(f"beta1 must be in [0, 1), not {self.beta1:g}")
 
+    def check(self, noise_multiplier: float) -> None:
+        if noise_multiplier == 0:
+            raise ValueError(
+                "adam_wosm divides its step by the noise and so needs some: without privacy use adam"
+            )
+
     def start(self, theta: Tensor) -> State:
         return {"first": torch.zeros_like(theta), "steps": 0}
 
     def step(self, field: Field, theta: Tensor, rate: float, state: State) -> StepResult:
         released = field(theta)
         if released.noise_std == 0:
-            raise ValueError("adam_wosm divides its step by the noise and so needs some: use adam without privacy")
+            raise ValueError(
+                "adam_wosm divides its step by the noise and so needs some: use adam without privacy"
+            )
         state["steps"] += 1
         first = state["first"].mul_(self.beta1).add_(released.gradient, alpha=1 - self.beta1)
         effective = rate / (released.noise_std + 1e-8)

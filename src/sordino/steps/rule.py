@@ -44,6 +44,10 @@ class StepRule(ABC):
 
     calls = 1  # of the field, in each step
 
+    def check(self, noise_multiplier: float) -> None:
+        """Raise ValueError if the rule cannot work with this noise."""
+        return None
+
     @abstractmethod
     def start(self, theta: Tensor) -> State: ...
 

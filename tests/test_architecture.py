@@ -1,0 +1,86 @@
+"""Imports point one way, and the export list is exact."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import sordino
+
+SOURCE = Path(sordino.__file__).parent
+# Each part may import itself and the parts before it.
+ORDER = [
+    "vector",
+    "gradients",
+    "clipping",
+    "noise",
+    "steps",
+    "rates",
+    "privacy",
+    "data",
+    "models",
+    "gate",
+    "methods",
+    "runs",
+    "training",
+    "report",
+    "cli",
+]
+
+
+def part_of(path: Path) -> str:
+    return path.relative_to(SOURCE).parts[0].removesuffix(".py")
+
+
+def imported_parts(path: Path) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        names = (
+            [alias.name for alias in node.names]
+            if isinstance(node, ast.Import)
+            else [node.module or ""]
+            if isinstance(node, ast.ImportFrom)
+            else []
+        )
+        found |= {name.split(".")[1] for name in names if name.startswith("sordino.")}
+        assert "sordino" not in names, f"{path.name} imports the whole package"
+    return found
+
+
+@pytest.mark.parametrize("path", sorted(SOURCE.rglob("*.py")), ids=lambda p: str(p.relative_to(SOURCE)))
+def test_imports_point_one_way(path: Path) -> None:
+    if path == SOURCE / "__init__.py":
+        return
+    part = part_of(path)
+    allowed = set(ORDER[: ORDER.index(part) + 1])
+    assert imported_parts(path) <= allowed
+
+
+def test_every_part_has_its_place() -> None:
+    parts = {part_of(p) for p in SOURCE.rglob("*.py")} - {"__init__"}
+    assert parts == set(ORDER)
+
+
+def test_the_export_list_is_exact_and_sorted() -> None:
+    assert sordino.__all__ == sorted(sordino.__all__)
+    assert set(sordino.__all__) == set(sordino._HOMES)
+    for name in sordino.__all__:
+        value = getattr(sordino, name)
+        assert value.__name__ == name
+        assert value.__doc__, f"{name} has no docstring"
+    with pytest.raises(AttributeError, match="nothing_such"):
+        _ = sordino.nothing_such
+
+
+def test_train_is_the_function_however_it_is_reached() -> None:
+    code = "import sordino.training, sordino; assert callable(sordino.train); from sordino import train"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_help_does_not_load_torch() -> None:
+    code = "import sys, sordino.cli.main; sys.exit('torch' in sys.modules or 'scipy' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)

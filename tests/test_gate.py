@@ -1,0 +1,334 @@
+"""The gate: what leaves it is clipped, noised, divided and paid for, and nothing else leaves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import cross_entropy
+from dp_accounting import GaussianDpEvent, NonPrivateDpEvent, PoissonSampledDpEvent
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+from torch import Tensor, nn
+
+from sordino import Fixed, FixedOrder, Gate, Ledger, PerLayer, Poisson, Quantile, Shuffled, Unclipped
+from sordino.data import Sampling
+
+
+def make_gate(model: nn.Module, data: Any, **options: Any) -> Gate:
+    defaults = {"clip": Fixed(1.0), "noise_multiplier": 1.0, "sampling": Poisson(0.3), "seed": 1}
+    return Gate(model, cross_entropy, data, **{**defaults, **options})
+
+
+def single_gradients(model: nn.Module, data: tuple[Tensor, Tensor]) -> Tensor:
+    rows = []
+    for x, y in zip(*data, strict=True):
+        loss = cross_entropy(model(x[None]), y[None]).sum()
+        rows.append(torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(model.parameters()))]))
+    return torch.stack(rows)
+
+
+def clipped_sum(rows: Tensor, threshold: float) -> Tensor:
+    return (rows * (threshold / rows.norm(dim=1).clamp_min(threshold))[:, None]).sum(0)
+
+
+# The release itself ---------------------------------------------------------------------------------------
+
+
+def test_without_noise_and_sampling_it_is_the_clipped_mean(small_model: nn.Module, toy: Any) -> None:
+    gate = make_gate(small_model, toy, noise_multiplier=0, sampling=Poisson(1.0), clip=Fixed(0.5))
+    released = gate()
+    torch.testing.assert_close(released.gradient, clipped_sum(single_gradients(small_model, toy), 0.5) / 60)
+    assert released.noise_std == 0
+
+
+def test_the_divisor_is_the_expected_batch_never_the_realised_one(small_model: nn.Module, toy: Any) -> None:
+    gate = make_gate(small_model, toy, noise_multiplier=0, clip=Fixed(0.5), sampling=Poisson(0.3))
+    rows = single_gradients(small_model, toy)
+    sizes = set()
+    for step in range(5):
+        units = gate.sampling.units(step, 60, gate.streams)
+        sizes.add(len(units))
+        torch.testing.assert_close(gate().gradient, clipped_sum(rows[torch.from_numpy(units)], 0.5) / 18.0)
+    assert len(sizes) > 1
+
+
+def test_an_empty_batch_releases_noise_and_is_charged(small_model: nn.Module, toy: Any) -> None:
+    gate = make_gate(small_model, toy, sampling=Poisson(1e-9))
+    released = gate()
+    assert gate.ledger.charges == 1
+    assert 0 < float(released.gradient.std())
+    assert torch.isfinite(released.gradient).all()
+
+
+class Flat(nn.Module):
+    """A model whose gradient is zero, so that what leaves the gate is noise alone."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(size))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x[:, :1].expand(-1, len(self.weight)) + self.weight
+
+
+@pytest.mark.parametrize("secure", [False, True])
+def test_the_noise_that_leaves_has_the_size_that_is_charged(secure: bool) -> None:
+    gate = Gate(
+        Flat(100_000),
+        lambda output, target: 0.0 * output.sum(1),
+        (torch.ones(40, 2), torch.zeros(40)),
+        clip=Fixed(0.25),
+        noise_multiplier=1.7,
+        sampling=Poisson(0.5),
+        secure=secure,
+    )
+    released = gate()
+    expected = 1.7 * 0.25 / 20
+    assert released.noise_std == pytest.approx(expected)
+    values = released.gradient.double().numpy()
+    assert stats.kstest(values, "norm", args=(0, expected)).pvalue > 1e-4
+    assert stats.kstest(values, "norm", args=(0, expected * 2 / 3)).pvalue < 1e-9
+    assert stats.kstest(values, "norm", args=(0, expected * 3 / 2)).pvalue < 1e-9
+    event = gate.ledger.event
+    assert isinstance(event, PoissonSampledDpEvent)
+    assert event.event.noise_multiplier == 1.7
+
+
+def test_the_threshold_that_clips_is_the_threshold_that_noises(toy: Any) -> None:
+    """With a moving threshold: each release's noise, its clipping and its record agree on one C."""
+    steps, m, z = 12, 30.0, 2.0
+    model = nn.Linear(10, 3)
+    gate = make_gate(model, toy, clip=Quantile(0.3, 2.0), noise_multiplier=z, sampling=Poisson(0.5))
+    quiet = make_gate(model, toy, clip=Quantile(0.3, 2.0), noise_multiplier=0, sampling=Poisson(0.5))
+    seen = set()
+    for _ in range(steps):
+        planned = gate.threshold
+        noisy = gate()
+        assert noisy.threshold == planned
+        seen.add(planned)
+        count_noise = max(m / 20, z)
+        z_gradient = (z**-2 - (2 * count_noise) ** -2) ** -0.5
+        assert noisy.noise_std == pytest.approx(z_gradient * planned / m)
+        quiet.step, quiet.clip_state = noisy.step, {"threshold": planned}
+        exact = quiet(adapt=False)
+        residual = (noisy.gradient - exact.gradient) / noisy.noise_std
+        assert abs(float(residual.square().mean()) - 1) < 6 * np.sqrt(2 / 33)
+    assert len(seen) == steps
+
+
+def test_one_row_never_moves_the_sum_by_more_than_the_threshold(small_model: nn.Module, toy: Any) -> None:
+    x, y = toy
+    for clip in (Fixed(0.3), PerLayer(0.3), Quantile(0.5, 0.3)):
+        sums = []
+        for keep in (slice(None), slice(1, None)):
+            gate = make_gate(
+                small_model, (x[keep] * 50, y[keep]), clip=clip, noise_multiplier=0, sampling=Poisson(1.0)
+            )
+            sums.append(gate().gradient * gate.expected_batch)
+        assert float((sums[0] - sums[1]).norm()) <= 0.3 * (1 + 1e-4)
+
+
+def test_the_quantile_policy_finds_its_quantile(toy: Any) -> None:
+    model = nn.Linear(10, 3)
+    norms = single_gradients(model, toy).norm(dim=1)
+    gate = make_gate(model, toy, clip=Quantile(0.7, 0.01), noise_multiplier=0, sampling=Poisson(1.0))
+    for _ in range(200):
+        gate()
+    assert gate.threshold == pytest.approx(float(norms.quantile(0.7)), rel=0.1)
+
+
+def test_adapt_false_keeps_the_threshold(small_model: nn.Module, toy: Any) -> None:
+    gate = make_gate(small_model, toy, clip=Quantile(0.5, 0.1))
+    first = gate(adapt=False)
+    second = gate()
+    assert first.threshold == second.threshold == 0.1
+    assert gate.threshold != 0.1
+
+
+def test_a_non_finite_row_counts_as_zero(small_model: nn.Module, toy: Any) -> None:
+    x, y = toy
+    bad = x.clone()
+    bad[3, 0], bad[7] = float("nan"), float("inf")
+    gate = make_gate(small_model, (bad, y), noise_multiplier=0, sampling=Poisson(1.0))
+    keep = torch.ones(60, dtype=torch.bool)
+    keep[[3, 7]] = False
+    expected = clipped_sum(single_gradients(small_model, (x[keep], y[keep])), 1.0) / 60
+    torch.testing.assert_close(gate().gradient, expected)
+
+
+# The ledger -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("sampling", "steps", "charges", "kind"),
+    [
+        (Poisson(0.3), 7, 7, PoissonSampledDpEvent),
+        (Poisson(1.0), 3, 3, GaussianDpEvent),
+        (Shuffled(20), 7, 3, GaussianDpEvent),
+        (FixedOrder(20), 6, 2, GaussianDpEvent),
+        (Shuffled(20, assume_poisson=True), 7, 7, PoissonSampledDpEvent),
+    ],
+    ids=str,
+)
+def test_every_release_is_charged_as_it_was_sampled(
+    small_model: nn.Module, toy: Any, sampling: Sampling, steps: int, charges: int, kind: type
+) -> None:
+    gate = make_gate(small_model, toy, sampling=sampling)
+    for _ in range(steps):
+        gate()
+    assert gate.ledger.charges == charges
+    assert isinstance(gate.charge_event, kind)
+    assert gate.ledger.event == gate.plan(steps)
+
+
+def test_no_noise_is_charged_as_not_private(small_model: nn.Module, toy: Any) -> None:
+    gate = make_gate(small_model, toy, noise_multiplier=0)
+    gate()
+    assert isinstance(gate.ledger.event, NonPrivateDpEvent)
+
+
+def test_the_charge_comes_before_the_data(small_model: nn.Module, toy: Any) -> None:
+    gate = make_gate(small_model, toy)
+    gate.engine.sums = None  # type: ignore[assignment, method-assign]
+    with pytest.raises(TypeError):
+        gate()
+    assert gate.ledger.charges == 1
+
+
+def test_a_replayed_step_is_the_same_release_and_is_charged_once(small_model: nn.Module, toy: Any) -> None:
+    ledger = Ledger()
+    gate = make_gate(small_model, toy, ledger=ledger)
+    first = [gate() for _ in range(4)]
+    again = make_gate(small_model, toy, ledger=ledger)
+    again.step = 2
+    for old in first[2:]:
+        assert torch.equal(again().gradient, old.gradient)
+    assert ledger.charges == 4
+
+
+# The model ------------------------------------------------------------------------------------------------
+
+
+def test_evaluating_elsewhere_leaves_the_model_as_it_was(small_model: nn.Module, toy: Any) -> None:
+    gate = make_gate(small_model, toy, noise_multiplier=0, sampling=Poisson(1.0))
+    before = gate.theta.clone()
+    elsewhere = before + 0.1
+    there = gate(elsewhere)
+    assert torch.equal(gate.theta, before)
+    gate.theta.copy_(elsewhere)
+    torch.testing.assert_close(gate().gradient, there.gradient)
+    with pytest.raises(ValueError, match="shape"):
+        gate(torch.zeros(3))
+
+
+def test_dropout_follows_the_run_and_leaves_torchs_generator_alone(toy: Any) -> None:
+    model = nn.Sequential(nn.Linear(10, 50), nn.Dropout(0.5), nn.Linear(50, 3))
+    results = []
+    for noise_outside in (0, 1):
+        torch.manual_seed(noise_outside)
+        state = torch.get_rng_state()
+        gate = make_gate(model, toy, noise_multiplier=0)
+        results.append([gate().gradient for _ in range(3)])
+        assert torch.equal(torch.get_rng_state(), state)
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
+def test_models_are_refused_before_data_is_touched(toy: Any) -> None:
+    class Guarded(torch.utils.data.Dataset[Any]):
+        touched = 0
+
+        def __len__(self) -> int:
+            return 10
+
+        def __getitem__(self, index: int) -> Any:
+            Guarded.touched += 1
+            return torch.zeros(10), 0
+
+    bad = nn.Sequential(nn.Linear(10, 4), nn.BatchNorm1d(4), nn.Linear(4, 3))
+    with pytest.raises(ValueError, match=r"1 \(BatchNorm1d\).*replace_batchnorm"):
+        make_gate(bad, Guarded())
+    assert Guarded.touched == 0
+    with pytest.raises(ValueError, match="reduction='none'"):
+        Gate(
+            nn.Linear(10, 3),
+            nn.CrossEntropyLoss(),
+            toy,
+            clip=Fixed(1.0),
+            noise_multiplier=1.0,
+            sampling=Poisson(0.5),
+        )
+
+
+# Units ----------------------------------------------------------------------------------------------------
+
+
+def test_groups_are_the_unit(small_model: nn.Module, toy: Any) -> None:
+    ids = torch.arange(60) % 7 * 100
+    gate = make_gate(
+        small_model, toy, groups=ids, noise_multiplier=0, sampling=Poisson(1.0), clip=Fixed(0.5), microbatch=5
+    )
+    assert (gate.unit, gate.units, gate.expected_batch) == ("user", 7, 7.0)
+    rows = single_gradients(small_model, toy)
+    users = torch.stack([rows[ids == i].sum(0) for i in ids.unique()])
+    torch.testing.assert_close(gate().gradient, clipped_sum(users, 0.5) / 7)
+
+
+def test_sampled_groups_come_with_all_their_rows(small_model: nn.Module, toy: Any) -> None:
+    ids = torch.arange(60) // 6
+    gate = make_gate(small_model, toy, groups=ids, noise_multiplier=0, sampling=Poisson(0.4), clip=Fixed(0.5))
+    rows = single_gradients(small_model, toy)
+    users = torch.stack([rows[ids == i].sum(0) for i in range(10)])
+    for step in range(4):
+        units = torch.from_numpy(gate.sampling.units(step, 10, gate.streams))
+        torch.testing.assert_close(gate().gradient, clipped_sum(users[units], 0.5) / 4)
+
+
+# Refusals -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"noise_multiplier": -1.0}, "noise_multiplier"),
+        ({"noise_multiplier": float("nan")}, "noise_multiplier"),
+        ({"secure": True}, "leave out the seed"),
+        ({"clip": Unclipped()}, "without clipping"),
+        ({"sampling": Shuffled(61)}, "at most 60"),
+        ({"groups": torch.zeros(3)}, "one id for each"),
+        ({"microbatch": 0}, "microbatch"),
+    ],
+)
+def test_refusals(small_model: nn.Module, toy: Any, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make_gate(small_model, toy, **options)
+
+
+def test_entropy_by_default_gives_other_noise_every_time(small_model: nn.Module, toy: Any) -> None:
+    one, two = (make_gate(small_model, toy, seed=None)() for _ in range(2))
+    assert not torch.any(one.gradient == two.gradient)
+
+
+@settings(max_examples=15, deadline=None)
+@given(microbatch=st.integers(1, 70))
+def test_micro_batches_are_invisible(microbatch: int) -> None:
+    torch.manual_seed(0)
+    model, data = nn.Linear(4, 2), (torch.randn(30, 4), torch.randint(0, 2, (30,)))
+    released = [
+        Gate(
+            model,
+            cross_entropy,
+            data,
+            clip=Quantile(0.5, 0.3),
+            noise_multiplier=1.0,
+            sampling=Poisson(1.0),
+            seed=3,
+            microbatch=size,
+        )()
+        for size in (microbatch, 30)
+    ]
+    torch.testing.assert_close(released[0].gradient, released[1].gradient)
+    assert released[0].probes["fraction_within"] == pytest.approx(released[1].probes["fraction_within"])

@@ -1,0 +1,82 @@
+"""A run killed with SIGKILL at a random moment and resumed is bit for bit the uninterrupted one."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+COMMAND = [
+    sys.executable, "-m", "sordino.cli.main", "train", "digits", "--epsilon", "3", "--delta", "1e-5",
+    "--accountant", "rdp", "--method", "dp-adam", "--set", "target_quantile=0.5", "--set", "average=0.95",
+    "--epochs", "150", "--seed", "3", "--resume",
+]  # fmt: skip
+
+
+def launch(out: Path) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [*COMMAND, "--out", str(out)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+
+
+def finish(out: Path) -> None:
+    process = launch(out)
+    assert process.wait(timeout=300) == 0
+
+
+def kill_after(out: Path, history_lines: int, delay: float) -> bool:
+    """Kill a run a little after it has logged so many lines; False if it was done before."""
+    process = launch(out)
+    history = out / "history.jsonl"
+    while process.poll() is None:
+        if history.exists() and history.read_bytes().count(b"\n") >= history_lines:
+            time.sleep(delay)
+            if process.poll() is None:
+                os.kill(process.pid, signal.SIGKILL)
+            break
+        time.sleep(0.002)
+    return process.wait() == -signal.SIGKILL
+
+
+def results(out: Path) -> tuple[bytes, bytes, object, object]:
+    summary = json.loads((out / "run.json").read_text())
+    certificate = json.loads((out / "certificate.json").read_text())
+    return (
+        (out / "model.safetensors").read_bytes(),
+        (out / "history.jsonl").read_bytes(),
+        summary["epsilon"],
+        certificate["events"],
+    )
+
+
+def check(folder: Path, points: int, seed: int) -> int:
+    """Cut runs at random points, some of them twice; return how many were really cut."""
+    chance = random.Random(seed)
+    finish(folder / "whole")
+    expected = results(folder / "whole")
+    cut = 0
+    for point in range(points):
+        out = folder / f"cut{point}"
+        for _ in range(chance.choice([1, 1, 2])):
+            cut += kill_after(out, chance.randrange(0, 38), chance.uniform(0, 0.05))
+        if not json.loads((out / "run.json").read_text()).get("status") == "complete":
+            finish(out)
+        assert results(out) == expected
+        assert not (out / "checkpoint").exists()
+    return cut
+
+
+def test_a_sample(tmp_path: Path) -> None:
+    assert check(tmp_path, points=2, seed=1) >= 1
+
+
+@pytest.mark.soak
+def test_twenty_random_points(tmp_path: Path) -> None:
+    assert check(tmp_path, points=20, seed=2) >= 20

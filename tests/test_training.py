@@ -1,0 +1,223 @@
+from __future__ import annotations
+
+import json
+import math
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import cross_entropy
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+import sordino.training as training
+from sordino import Budget, Run, adam_wosm, dp_adam, dp_sgd, sgd, train
+from sordino.privacy import recompute
+
+
+def new_model() -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(5)
+        return nn.Sequential(nn.Linear(10, 8), nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, 3))
+
+
+def start(toy: Any, **options: Any) -> Run:
+    defaults: dict[str, Any] = {
+        "method": dp_adam(target_quantile=0.5, average=0.9),
+        "epochs": 10,
+        "batch_size": 12,
+        "budget": Budget(3.0, 1e-3),
+        "seed": 1,
+        "test": toy,
+        "accountant": "rdp",
+    }
+    return train(new_model(), cross_entropy, toy, **{**defaults, **options})
+
+
+def test_the_run_directory(toy: Any, tmp_path: Path) -> None:
+    run = start(toy, out=tmp_path / "run", seed=None, accountant="auto")
+    summary = json.loads((tmp_path / "run/run.json").read_text())
+    assert summary["status"] == "complete"
+    assert summary == json.loads(json.dumps(run.summary))
+    assert summary["epsilon"] == run.epsilon <= 3.0
+    assert (summary["unit"], summary["n"], summary["seeded"]) == ("example", 60, False)
+    lines = [json.loads(line) for line in (tmp_path / "run/history.jsonl").read_text().splitlines()]
+    assert lines == run.history
+    assert [line["step"] for line in lines] == sorted({line["step"] for line in lines})
+    assert lines[-1]["epsilon"] == run.epsilon
+    assert all(a["epsilon"] < b["epsilon"] for a, b in zip(lines, lines[1:], strict=False))
+    assert "unprotected_loss" not in lines[0]
+    document = json.loads((tmp_path / "run/certificate.json").read_text())
+    assert recompute(document).epsilon == pytest.approx(run.epsilon, rel=1e-9)
+    saved = load_file(tmp_path / "run/model.safetensors")
+    assert all(torch.equal(saved[name], value) for name, value in run.model.state_dict().items())
+    assert not (tmp_path / "run/checkpoint").exists()
+
+
+def test_a_kept_checkpoint_is_for_the_owner_only(toy: Any, tmp_path: Path) -> None:
+    start(toy, out=tmp_path / "run", keep_checkpoint=True)
+    folder = tmp_path / "run/checkpoint"
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert stat.S_IMODE((folder / "state.safetensors").stat().st_mode) == 0o600
+
+
+class Crash(Exception):
+    pass
+
+
+@pytest.mark.parametrize("stop_at", [0, 1, 7, 24, 25, 49])
+@pytest.mark.parametrize("seed", [1, None])
+def test_an_interrupted_run_goes_on_bit_for_bit(
+    toy: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop_at: int, seed: int | None
+) -> None:
+    """Cut at any step; for an unseeded run, against a rerun of itself under the key in its checkpoint."""
+    original = training.Gate.__call__
+
+    def crashing(gate: Any, *args: Any, **kwargs: Any) -> Any:
+        if gate.step == stop_at:
+            raise Crash
+        return original(gate, *args, **kwargs)
+
+    monkeypatch.setattr(training.Gate, "__call__", crashing)
+    with pytest.raises(Crash):
+        start(toy, out=tmp_path / "cut", seed=seed)
+    monkeypatch.setattr(training.Gate, "__call__", original)
+    key = training.Checkpoint.load(tmp_path / "cut/checkpoint")
+    assert key is not None
+    monkeypatch.setattr(
+        training,
+        "_streams",
+        lambda *_: training.Streams(bytes.fromhex(key.state["key"]), seeded=seed is not None),
+    )
+    whole = start(toy, out=tmp_path / "whole", seed=seed)
+    resumed = start(toy, out=tmp_path / "cut", seed=seed, resume=True)
+    for name in ("model.safetensors", "history.jsonl"):
+        assert (tmp_path / "cut" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+    assert resumed.epsilon == whole.epsilon
+    assert resumed.certificate["events"] == whole.certificate["events"]
+
+
+def test_resuming_another_plan_is_refused(toy: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = training.Gate.__call__
+    monkeypatch.setattr(
+        training.Gate, "__call__", lambda gate, *a, **k: original(gate, *a, **k) if gate.step < 9 else 1 / 0
+    )
+    with pytest.raises(ZeroDivisionError):
+        start(toy, out=tmp_path / "cut")
+    monkeypatch.undo()
+    with pytest.raises(ValueError, match="batch_size, noise_multiplier, steps changed"):
+        start(toy, out=tmp_path / "cut", batch_size=15, resume=True)
+    assert start(toy, out=tmp_path / "cut", resume=True).epsilon <= 3.0
+    with pytest.raises(ValueError, match="complete"):
+        start(toy, out=tmp_path / "cut", resume=True)
+    with pytest.raises(ValueError, match="not empty"):
+        start(toy, out=tmp_path / "cut")
+
+
+def test_resume_of_nothing_starts_and_of_rubbish_refuses(toy: Any, tmp_path: Path) -> None:
+    assert start(toy, out=tmp_path / "fresh", resume=True).epsilon <= 3.0
+    (tmp_path / "rubbish").mkdir()
+    (tmp_path / "rubbish/notes.txt").write_text("mine")
+    with pytest.raises(ValueError, match="no checkpoint"):
+        start(toy, out=tmp_path / "rubbish", resume=True)
+    (tmp_path / "broken/checkpoint").mkdir(parents=True)
+    (tmp_path / "broken/checkpoint/state.safetensors").write_bytes(b"no")
+    with pytest.raises(ValueError, match="cannot be read"):
+        start(toy, out=tmp_path / "broken", resume=True)
+    with pytest.raises(ValueError, match="which run"):
+        start(toy, resume=True)
+
+
+def test_unprotected_loss_only_on_request(toy: Any) -> None:
+    run = start(toy, show_unprotected=True)
+    assert all(math.isfinite(line["unprotected_loss"]) for line in run.history)
+    assert any("training loss was shown" in a for a in run.certificate["assumptions"])
+
+
+def test_noise_multiplier_instead_of_a_budget(toy: Any) -> None:
+    run = start(toy, budget=None, noise_multiplier=1.5, delta=1e-3)
+    assert run.summary["noise_multiplier"] == 1.5
+    assert math.isfinite(run.epsilon)
+    free = start(toy, budget=None, noise_multiplier=0.0)
+    assert free.epsilon == math.inf
+    assert free.summary["epsilon"] == "inf"
+
+
+def test_shuffled_batches_cost_more_noise_than_poisson(toy: Any) -> None:
+    noises = [
+        start(toy, sampling=s).summary["noise_multiplier"] for s in ("poisson", "shuffled", "fixed-order")
+    ]
+    assert noises[0] < noises[1] == noises[2]
+    claimed = start(toy, sampling="shuffled-as-poisson")
+    assert any("NOT A GUARANTEE" in a for a in claimed.certificate["assumptions"])
+
+
+def test_a_known_seed_is_said_to_void_the_guarantee(toy: Any) -> None:
+    run = start(toy)
+    assert run.summary["seeded"] is True
+    assert any("void" in a for a in run.certificate["assumptions"])
+    assert torch.equal(*(torch.cat([p.flatten() for p in start(toy).model.parameters()]) for _ in range(2)))
+
+
+def test_a_public_regulariser_acts_after_the_gate(toy: Any) -> None:
+    def pull_to_zero(theta: Tensor) -> Tensor:
+        return 50.0 * theta.square().sum()
+
+    run = start(
+        toy, method=dp_sgd(learning_rate=0.01), public_loss=pull_to_zero, budget=None, noise_multiplier=0
+    )
+    plain = start(toy, method=dp_sgd(learning_rate=0.01), budget=None, noise_multiplier=0)
+    size = [sum(float(p.detach().square().sum()) for p in r.model.parameters()) for r in (run, plain)]
+    assert size[0] < 0.01 * size[1]
+
+
+def test_the_average_is_the_model_that_comes_out(toy: Any) -> None:
+    """One full-batch step: the average leans on it with weight 1 - min(decay, 1/10)."""
+    one_step: dict[str, Any] = {"epochs": 1, "batch_size": 60, "budget": None, "noise_multiplier": 0}
+
+    def theta(run: Run) -> Tensor:
+        return torch.cat([p.detach().flatten() for p in run.model.parameters()])
+
+    before = torch.cat([p.detach().flatten() for p in new_model().parameters()])
+    after = theta(start(toy, method=dp_sgd(), **one_step))
+    average = theta(start(toy, method=dp_sgd(average=0.99), **one_step))
+    torch.testing.assert_close(average, before + 0.9 * (after - before))
+    assert not torch.allclose(average, after)
+
+
+def test_groups_train_with_users_as_the_unit(toy: Any) -> None:
+    run = start(toy, groups=torch.arange(60) // 3, batch_size=5)
+    assert (run.summary["unit"], run.summary["n"]) == ("user", 20)
+    assert run.certificate["unit"] == "user"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"budget": None}, "either a budget"),
+        ({"noise_multiplier": 1.0}, "either a budget"),
+        ({"budget": None, "noise_multiplier": 1.0}, "needs a delta"),
+        ({"method": sgd()}, "without privacy"),
+        ({"batch_size": 61}, "at most 60"),
+        ({"batch_size": 0}, "at least 1"),
+        ({"epochs": 0}, "epochs"),
+        ({"epochs": math.nan}, "epochs"),
+        ({"sampling": "random"}, "there is no sampling"),
+        ({"accountant": "guess"}, "accountant"),
+        ({"secure": True}, "leave out the seed"),
+        ({"method": adam_wosm(), "budget": None, "noise_multiplier": 0.0}, "needs some"),
+    ],
+)
+def test_bad_input_leaves_nothing_behind(
+    toy: Any, tmp_path: Path, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        start(toy, out=tmp_path / "run", **options)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_large_delta_warns(toy: Any) -> None:
+    with pytest.warns(UserWarning, match="not below 1/n"):
+        start(toy, budget=Budget(3.0, 0.1))
