@@ -22,7 +22,10 @@ from sordino.gradients import Engine, Norms, SlowGradients
 from sordino.gradients.factors import Outer, gram_is_cheaper
 
 TOLERANCE = 1e-5
-quick = settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# The same examples each time: a test of rounding errors must not fail one run in a thousand.
+quick = settings(
+    max_examples=15, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)
 seeds = st.integers(0, 2**16)
 batches = st.integers(1, 4)
 
@@ -146,7 +149,7 @@ def numbers(n: int) -> Tensor:
 
 
 class Gained(nn.Module):
-    """``layer(gain * x)``: the gradient of ``gain`` is right only if the layer passes gradients on rightly."""
+    """``layer(sin(gain * x))``: the gradient of ``gain`` is right only if the layer passes gradients on rightly."""
 
     def __init__(self, layer: nn.Module, after: Callable[[Any], Tensor] = lambda out: out) -> None:
         super().__init__()
@@ -155,7 +158,7 @@ class Gained(nn.Module):
         self.after = after
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.after(self.layer(x * self.gain))
+        return self.after(self.layer(torch.sin(x * self.gain)))
 
 
 class Function(nn.Module):
@@ -278,7 +281,9 @@ def test_gram_survives_cancellation(seed: int, pairs: int, exponent: float) -> N
         only = torch.zeros(3)
         only[i] = 1.0 / float(norms[i])
         outer.add_weighted_sum(only, clipped, fresh=True)
-        rounding = 1e-6 * float(size[i] / norms[i])  # of single-precision terms this much longer than their sum
+        rounding = 1e-6 * float(
+            size[i] / norms[i]
+        )  # of single-precision terms this much longer than their sum
         assert float(clipped.norm()) <= 1.001 + rounding, "the clipped gradient is longer than the threshold"
 
 
@@ -315,15 +320,17 @@ def convolutions(draw: Any, transposed: bool) -> tuple[nn.Module, tuple[int, ...
             draw(st.integers(0, max(s, d) - 1))
             for s, d in zip(options["stride"], options["dilation"], strict=True)
         )
-        lengths = [
-            (n - 1) * s - 2 * p + d * (k - 1) + o + 1
-            for n, s, p, d, k, o in zip(
+        options["padding"] = tuple(
+            min(p, ((n - 1) * s + d * (k - 1)) // 2)  # some output must be left
+            for p, n, s, d, k in zip(
+                options["padding"],
                 spatial,
-                *(options[k] for k in ("stride", "padding", "dilation", "kernel_size", "output_padding")),
+                options["stride"],
+                options["dilation"],
+                options["kernel_size"],
                 strict=True,
             )
-        ]
-        assume(min(lengths) > 0)
+        )
         kind = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)[dims - 1]
     else:
         kind = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[dims - 1]
@@ -332,8 +339,9 @@ def convolutions(draw: Any, transposed: bool) -> tuple[nn.Module, tuple[int, ...
                 options |= {"padding": "same", "stride": 1}
             case "valid":
                 options["padding"] = "valid"
-        options["padding_mode"] = draw(st.sampled_from(["zeros", "circular", "reflect"]))
-        assume(not (dims == 3 and options["padding_mode"] == "reflect"))
+        options["padding_mode"] = draw(
+            st.sampled_from(["zeros", "circular", "reflect"][: 2 if dims == 3 else 3])
+        )
     return kind(inputs, outputs, **options), (inputs, *spatial)
 
 
@@ -409,6 +417,7 @@ def test_embedding_of_padding_only_has_no_gradient() -> None:
 @given(seeds, batches, st.lists(st.integers(2, 4), min_size=1, max_size=3), st.integers(0, 2), st.booleans())
 def test_layer_norm(seed: int, batch: int, shape: list[int], outside: int, bias: bool) -> None:
     torch.manual_seed(seed)
+    shape[-1] += 2  # two normalised numbers are always -1 and 1, and their gradients rounding errors
     layer = randomise(nn.LayerNorm(shape, bias=bias))
     check(Gained(layer), torch.randn(batch, *[2] * outside, *shape))
 
@@ -431,10 +440,10 @@ def test_rms_norm(seed: int, batch: int, shape: list[int], outside: int) -> None
 )
 def test_group_norm(seed: int, batch: int, groups: int, width: int, dims: int, frozen: str) -> None:
     torch.manual_seed(seed)
-    layer = randomise(nn.GroupNorm(groups, 2 * groups * width))
+    layer = randomise(nn.GroupNorm(groups, 4 * groups * width))
     if frozen:
         getattr(layer, frozen).requires_grad_(False)
-    check(Gained(layer), torch.randn(batch, 2 * groups * width, *[3] * dims))
+    check(Gained(layer), torch.randn(batch, 4 * groups * width, *[3] * dims))
 
 
 @pytest.mark.parametrize(

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from test_gradients_rules import Function, agree, check, numbers, randomise, readout, single_gradients
 from torch import Tensor, nn
 
 from sordino.gradients import Engine, Norms, SlowGradients
 from sordino.gradients import capture as capture_module
+from test_gradients_rules import Function, agree, check, numbers, randomise, readout, single_gradients
 
 
 @pytest.fixture(autouse=True)
@@ -174,7 +174,12 @@ def cnn() -> nn.Module:
 
 def residual_cnn() -> nn.Module:
     return nn.Sequential(
-        nn.Conv2d(1, 4, 3), Residual(4), Residual(4, 2), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3)
+        nn.Conv2d(1, 4, 3),
+        Residual(4),
+        Residual(4, 2),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(4, 3),
     )
 
 

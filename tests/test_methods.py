@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import cross_entropy
 from torch import nn
 
+from conftest import cross_entropy
 from sordino import Budget, train
 from sordino.methods import METHODS, method_named
 

@@ -3,16 +3,17 @@ from __future__ import annotations
 import json
 import math
 import stat
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from conftest import cross_entropy
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import sordino.training as training
+from conftest import cross_entropy
 from sordino import Budget, Run, adam_wosm, dp_adam, dp_sgd, sgd, train
 from sordino.privacy import recompute
 
@@ -47,7 +48,7 @@ def test_the_run_directory(toy: Any, tmp_path: Path) -> None:
     assert lines == run.history
     assert [line["step"] for line in lines] == sorted({line["step"] for line in lines})
     assert lines[-1]["epsilon"] == run.epsilon
-    assert all(a["epsilon"] < b["epsilon"] for a, b in zip(lines, lines[1:], strict=False))
+    assert all(a["epsilon"] < b["epsilon"] for a, b in pairwise(lines))
     assert "unprotected_loss" not in lines[0]
     document = json.loads((tmp_path / "run/certificate.json").read_text())
     assert recompute(document).epsilon == pytest.approx(run.epsilon, rel=1e-9)

@@ -239,7 +239,8 @@ class _Evaluated:
         same = theta is None or (theta.data_ptr() == live.data_ptr() and theta.shape == live.shape)
         if theta is not None and theta.shape != live.shape:
             raise ValueError(f"theta must have shape {tuple(live.shape)}, not {tuple(theta.shape)}")
-        self._live, self._theta, self._saved = live, None if same else theta, None
+        self._live, self._theta = live, None if same else theta
+        self._saved: Tensor | None = None
 
     def __enter__(self) -> None:
         if self._theta is not None:

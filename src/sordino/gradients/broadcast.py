@@ -97,7 +97,7 @@ def _broadcast(
         return NotImplemented
     with torch.no_grad():
         view = parameter.view(core)
-    return function.apply(capture.anchor, x, view, capture, index, layout)  # type: ignore[no-untyped-call]
+    return function.apply(capture.anchor, x, view, capture, index, layout)
 
 
 def _core(parameter: Tensor) -> tuple[int, ...]:
@@ -141,4 +141,4 @@ def expand(capture: Capture, input: Tensor, *sizes: Any) -> Any:
         return NotImplemented
     with torch.no_grad():
         view = input.view(core)
-    return _Expand.apply(capture.anchor, view, result, capture, index, layout)  # type: ignore[no-untyped-call]
+    return _Expand.apply(capture.anchor, view, result, capture, index, layout)

@@ -193,7 +193,7 @@ class Engine:
             )
             self.last_loss = 0.0
         assert self.microbatch is not None
-        all_norms = []
+        all_norms: list[Tensor] = []
         for part in _microbatches(rows, self.microbatch, groups):
             ids = None if groups is None else groups[part]
             norms = self._add_sums(

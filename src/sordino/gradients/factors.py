@@ -256,7 +256,8 @@ def _outer(a_BTd: Tensor, g_BTp: Tensor) -> Tensor:
 
 
 def _row_norms(x_BN: Tensor) -> Tensor:
-    return torch.linalg.vector_norm(x_BN, dim=1)
+    norms: Tensor = torch.linalg.vector_norm(x_BN, dim=1)
+    return norms
 
 
 def _row_squares(x_BN: Tensor) -> Tensor:

@@ -49,7 +49,7 @@ class GaussianNoise:
         count = part.numel()
         half = min(-(-count // 32) * 16, _CHUNK // 2)
         used = 2 * half * self._integers.element_size()
-        reader.fill(memoryview(self._bytes)[:used])
+        reader.fill(self._bytes.data[:used])
         radius, angle, cosine = self._radius[:half], self._angle[:half], self._cosine[:half]
         bits = self._integers[: 2 * half]
         # A uniform in (0, 1): from a whole number of bits, plus one half, so that its logarithm is finite.
@@ -85,4 +85,4 @@ def joint_split(noise_multiplier: float, probe_multipliers: Sequence[float]) -> 
             f"the probes alone spend more than a noise multiplier of {noise_multiplier:g} allows: give them "
             "more noise"
         )
-    return left**-0.5
+    return 1 / math.sqrt(left)

@@ -52,7 +52,7 @@ class Streams:
     def words(self, purpose: str, step: int, count: int) -> npt.NDArray[np.uint64]:
         """``count`` uniform 64-bit integers."""
         result = np.empty(count, dtype=np.uint64)
-        self.fill(purpose, step, memoryview(result).cast("B"))
+        self.fill(purpose, step, result.data.cast("B"))
         return result
 
     def seed_for(self, purpose: str, step: int) -> int:

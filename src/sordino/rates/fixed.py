@@ -45,7 +45,7 @@ class Scheduled(RateController):
         return {"total_steps": total_steps}
 
     def rate(self, step: int, state: State) -> float:
-        total = state["total_steps"]
+        total = int(state["total_steps"])
         rising = self.warmup * total
         if step < rising:
             return self.learning_rate * (step + 1) / (rising + 1)
