@@ -86,7 +86,7 @@ class Gate:
         self.ledger = ledger if ledger is not None else Ledger()
         self.streams = streams or (Streams.from_entropy() if seed is None else Streams.from_seed(seed))
         self.secure = secure
-        self.show_unprotected = show_unprotected
+        self.show_unprotected = self.engine.keep_loss = show_unprotected
         self.step = 0
         self.clip_state = clip.start([slot.name for slot in self.engine.vector.slots])
         if noise_multiplier > 0 and not math.isfinite(clip.sensitivity(self.clip_state)):

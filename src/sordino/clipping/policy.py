@@ -58,7 +58,7 @@ class ClippingPolicy(ABC):
 
 def clip_factors(norms_U: Tensor, threshold: float) -> Tensor:
     """min(1, C / norm), without dividing by zero."""
-    return threshold / torch.clamp(norms_U, min=threshold)
+    return torch.clamp(norms_U, min=threshold).reciprocal_().mul_(threshold)
 
 
 def check_threshold(threshold: float) -> None:

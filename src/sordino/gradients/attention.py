@@ -79,14 +79,15 @@ def multi_head_attention(
     if padding is not None:
         padding = padding[:, None, None, :]
         mask = padding if mask is None else mask + padding
+    if not need_weights:
+        mixed = F.scaled_dot_product_attention(q, k, v, mask, dropout_p if training else 0.0)
+        return capture.call(F.linear, mixed.permute(2, 0, 1, 3).flatten(2), out_proj_weight, out_proj_bias), None
     scores = (q * head**-0.5) @ k.mT
     attention = torch.softmax(scores if mask is None else scores + mask, -1)
     if training and dropout_p:
         attention = F.dropout(attention, dropout_p, True)
     mixed = (attention @ v).permute(2, 0, 1, 3).flatten(2)  # [T, B, width]
     output = capture.call(F.linear, mixed, out_proj_weight, out_proj_bias)
-    if not need_weights:
-        return output, None
     return output, attention.mean(1) if average_attn_weights else attention
 
 

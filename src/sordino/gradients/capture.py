@@ -1,8 +1,9 @@
 """Watching a forward pass for every use of a trainable parameter.
 
 A torch function mode sees each call that takes a parameter. Where a rule knows the call (a linear map, a
-convolution, ...), the call runs as an autograd function of ours whose backward pass keeps what the per-example
-gradient is made of and never runs the weight-gradient kernel. Three things can happen to a parameter:
+convolution, ...), the place of its output in the autograd graph is noted. The backward pass then asks for the
+gradients at those places only, so that weight-gradient kernels never run, and each rule turns the gradient at
+its output into what the per-example gradient is made of. Three things can happen to a parameter:
 
 * a *rule* knows the use: it contributes factors;
 * the use does not involve the batch (a slice, a transpose, a weight norm): the result is a *derived* parameter,
@@ -22,11 +23,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.overrides import TorchFunctionMode
 
 from sordino.gradients.factors import Factor
 
 Rule = Callable[..., Any]
+Contribution = Callable[[Tensor], None]
 RULES: dict[Any, Rule] = {}
 
 
@@ -68,11 +71,6 @@ class Layout:
 
 class CannotCapture(Exception):
     """The pass cannot be captured by rules; the engine falls back."""
-
-
-def detached(ctx: Any) -> list[Tensor]:
-    """Saved tensors without their graph: kept in factors, they would otherwise keep the whole pass alive."""
-    return [tensor.detach() for tensor in ctx.saved_tensors]
 
 
 UseKey = tuple[int, int]  # (which tracked tensor, its how-manieth use of that kind)
@@ -136,7 +134,6 @@ class Capture(TorchFunctionMode):
         self.parameters = parameters
         self.batch = batch
         self.plan = plan
-        self.anchor = torch.zeros((), requires_grad=True)
         self.factors: dict[int, list[Factor]] = defaultdict(list)
         self.derived: dict[int, Tensor] = {}
         self.unfolded_bytes = 0  # of the convolution that unfolds most
@@ -145,6 +142,8 @@ class Capture(TorchFunctionMode):
         self._ancestors: dict[int, set[int]] = {i: {i} for i in range(len(parameters))}
         self._ruled_uses: dict[int, int] = defaultdict(int)
         self._other_uses: dict[int, int] = defaultdict(int)
+        self._edges: list[GradientEdge] = []
+        self._contributions: list[tuple[Contribution, Tensor | None, int]] = []
 
     # What rules call -----------------------------------------------------------------------------------
 
@@ -169,6 +168,38 @@ class Capture(TorchFunctionMode):
             )
         self._observations.ruled[key].append(tuple(leading))
         return Layout(0)  # any will do: layouts matter in the backward pass only
+
+    def watch(self, output: Tensor, contribute: Contribution, held: Tensor | None = None) -> Tensor:
+        """Have ``contribute(gradient)`` called with the gradient at ``output``, if there will be one.
+
+        The edge is that of the output as it is now: an activation that overwrites it later does no harm. A
+        tensor that ``contribute`` holds on to must not be overwritten before it is used.
+        """
+        if output.requires_grad:
+            self._edges.append(get_gradient_edge(output))
+            self._contributions.append((contribute, held, 0 if held is None else held._version))
+        return output
+
+    def backward(self, losses: Tensor) -> None:
+        """Run the backward pass to the watched outputs, and let the rules contribute."""
+        if not (self._edges and losses.requires_grad):
+            return
+        edges, contributions = self._edges, self._contributions
+        self.forget()
+        gradients = torch.autograd.grad(losses, edges, torch.ones_like(losses), allow_unused=True)
+        with torch.no_grad():
+            for gradient, (contribute, held, version) in zip(gradients, contributions, strict=True):
+                if gradient is None:
+                    continue
+                if held is not None and held._version != version:
+                    raise RuntimeError(
+                        "a tensor needed for gradients was modified by an in-place operation after it was used"
+                    )
+                contribute(gradient)
+
+    def forget(self) -> None:
+        """Drop what was watched. Contributions refer to the capture: kept, they would keep each other alive."""
+        self._edges, self._contributions = [], []
 
     def call(self, function: Any, *args: Any, **kwargs: Any) -> Any:
         """Call a torch function with rules in force, from inside a rule."""

@@ -9,62 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sordino.gradients.capture import Capture, Layout, detached, rule_for
+from sordino.gradients.capture import Capture, Layout, rule_for
 from sordino.gradients.factors import Dense, Factor, Outer, gram_is_cheaper
-
-
-class _Convolution(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any,
-        anchor: Tensor,
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        geometry: tuple[list[int], list[int], list[int], bool, list[int], int],
-        capture: Capture,
-        weight_index: int | None,
-        bias_index: int | None,
-        layout: Layout,
-    ) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        ctx.geometry = geometry
-        ctx.use = capture, weight_index, bias_index, layout
-        return torch.convolution(x, weight, bias, *geometry)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
-        x, weight = detached(ctx)
-        stride, padding, dilation, transposed, output_padding, groups = ctx.geometry
-        capture, weight_index, bias_index, layout = ctx.use
-        (grad,) = grads
-        if weight_index is not None:
-            # The transposed convolution is the adjoint: input and output gradient change places.
-            unfolded, other = (grad, x) if transposed else (x, grad)
-            columns = unfold(
-                unfolded, weight.shape[2:], stride, padding, dilation, other.shape[2:]
-            )  # [N, C_in k, L]
-            capture.unfolded_bytes = max(capture.unfolded_bytes, columns.numel() * columns.element_size())
-            capture.record(weight_index, _factor(columns, other.flatten(2), groups, capture.batch, layout))
-        if bias_index is not None:
-            per_row = layout.split(grad.flatten(2).sum(2), capture.batch, 1)
-            capture.record(bias_index, Dense(per_row.sum(1)))
-        grad_x = None
-        if ctx.needs_input_grad[1]:
-            grad_x = torch.ops.aten.convolution_backward(
-                grad,
-                x,
-                weight,
-                None,
-                stride,
-                padding,
-                dilation,
-                transposed,
-                output_padding,
-                groups,
-                [True, False, False],
-            )[0]
-        return None, grad_x, *[None] * 7
 
 
 def _factor(columns: Tensor, other: Tensor, groups: int, batch: int, layout: Layout) -> Factor:
@@ -88,16 +34,20 @@ def unfold(
     x: Tensor,
     kernel: Sequence[int],
     stride: Sequence[int],
-    padding: Sequence[int],
+    padding: tuple[Sequence[int], Sequence[int]],
     dilation: Sequence[int],
-    output: Sequence[int],
+    output: torch.Size,
 ) -> Tensor:
     """The patches of ``x`` [N, C, ...] that meet each of ``output`` positions: [N, C * kernel, positions]."""
     rows, channels = x.shape[:2]
-    if all(k == 1 for k in kernel) and all(s == 1 for s in stride) and not any(padding):
+    before, after = padding
+    padded_at_all = any(before) or any(after)
+    pointwise = all(k == 1 for k in kernel) and all(s == 1 for s in stride) and not padded_at_all
+    if pointwise and x.shape[2:] == output:  # a transposed convolution's output may have been padded
         return x.flatten(2)
+    sides = [n for sides in zip(reversed(before), reversed(after), strict=True) for n in sides]
+    padded = F.pad(x, sides) if padded_at_all else x.contiguous()
     # A strided view copied by one parallel kernel is three to five times as fast as im2col (F.unfold).
-    padded = F.pad(x, [n for p in reversed(padding) for n in (p, p)]) if any(padding) else x.contiguous()
     strides = padded.stride()
     windows = padded.as_strided(
         (rows, channels, *kernel, *output),
@@ -125,8 +75,9 @@ def _tuple(value: Any, dims: int) -> list[int]:
     return values * dims if len(values) == 1 else values
 
 
-def _convolve(
+def _watch_convolution(
     capture: Capture,
+    function: Any,
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None,
@@ -134,70 +85,89 @@ def _convolve(
     padding: Any,
     dilation: Any,
     transposed: bool,
-    output_padding: Any,
-    groups: int,
+    arguments: tuple[Any, ...],
 ) -> Any:
     dims = weight.dim() - 2
     weight_index, bias_index = capture.tracks(weight), capture.tracks(bias)
     index = weight_index if weight_index is not None else bias_index
     if index is None or capture.tracks(x) is not None or x.dim() != dims + 2:
         return NotImplemented
-    if weight_index is None and weight.requires_grad:
-        return NotImplemented
-    stride, dilation = _tuple(stride, dims), _tuple(dilation, dims)
-    if isinstance(padding, str):
-        if padding == "valid":
-            padding = [0] * dims
-        else:  # "same": the total may be odd, then the end gets one more
-            totals = [d * (k - 1) for d, k in zip(dilation, weight.shape[2:], strict=True)]
-            x = (
-                F.pad(x, [n for t in reversed(totals) for n in (0, t % 2)])
-                if any(t % 2 for t in totals)
-                else x
-            )
-            padding = [t // 2 for t in totals]
-    else:
-        padding = _tuple(padding, dims)
     layout = capture.layout(index, x.shape[:1])
     if layout is None:
         return NotImplemented
-    geometry = (stride, padding, dilation, transposed, _tuple(output_padding, dims), groups)
-    return _Convolution.apply(
-        capture.anchor, x, weight, bias, geometry, capture, weight_index, bias_index, layout
-    )
+    kernel, stride, dilation = weight.shape[2:], _per_dim(stride, dims), _per_dim(dilation, dims)
+    before, after = _padding(padding, kernel, dilation)
+    groups = arguments[3]
+    held = x.detach()
+
+    def contribute(grad: Tensor) -> None:
+        if weight_index is not None:
+            # The transposed convolution is the adjoint: input and output gradient change places.
+            unfolded, other = (grad, held) if transposed else (held, grad)
+            columns = unfold(unfolded, kernel, stride, (before, after), dilation, other.shape[2:])
+            capture.unfolded_bytes = max(capture.unfolded_bytes, columns.numel() * columns.element_size())
+            capture.record(weight_index, _factor(columns, other.flatten(2), groups, capture.batch, layout))
+        if bias_index is not None:
+            per_row = layout.split(grad.flatten(2).sum(2), capture.batch, 1)
+            capture.record(bias_index, Dense(per_row.sum(1)))
+
+    return capture.watch(function(x, weight, bias, *arguments), contribute, held)
 
 
-@rule_for(torch.conv1d, torch.conv2d, torch.conv3d, F.conv1d, F.conv2d, F.conv3d)
-def convolution(
-    capture: Capture,
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    stride: Any = 1,
-    padding: Any = 0,
-    dilation: Any = 1,
-    groups: int = 1,
-) -> Any:
-    return _convolve(capture, input, weight, bias, stride, padding, dilation, False, 0, groups)
+def _per_dim(value: Any, dims: int) -> list[int]:
+    values = [value] if isinstance(value, int) else list(value)
+    return values * dims if len(values) == 1 else values
 
 
-@rule_for(
-    torch.conv_transpose1d,
-    torch.conv_transpose2d,
-    torch.conv_transpose3d,
-    F.conv_transpose1d,
-    F.conv_transpose2d,
-    F.conv_transpose3d,
-)
-def transposed_convolution(
-    capture: Capture,
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    stride: Any = 1,
-    padding: Any = 0,
-    output_padding: Any = 0,
-    groups: int = 1,
-    dilation: Any = 1,
-) -> Any:
-    return _convolve(capture, input, weight, bias, stride, padding, dilation, True, output_padding, groups)
+def _padding(padding: Any, kernel: Sequence[int], dilation: Sequence[int]) -> tuple[list[int], list[int]]:
+    """Padding before and after each dimension."""
+    if padding == "valid":
+        return [0] * len(kernel), [0] * len(kernel)
+    if padding == "same":  # the total may be odd, then the end gets one more
+        totals = [d * (k - 1) for d, k in zip(dilation, kernel, strict=True)]
+        return [t // 2 for t in totals], [t - t // 2 for t in totals]
+    both = _per_dim(padding, len(kernel))
+    return both, both
+
+
+def _convolution(function: Any) -> None:
+    @rule_for(function)
+    def rule(
+        capture: Capture,
+        input: Tensor,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        stride: Any = 1,
+        padding: Any = 0,
+        dilation: Any = 1,
+        groups: int = 1,
+    ) -> Any:
+        arguments = (stride, padding, dilation, groups)
+        return _watch_convolution(
+            capture, function, input, weight, bias, stride, padding, dilation, False, arguments
+        )
+
+
+def _transposed_convolution(function: Any) -> None:
+    @rule_for(function)
+    def rule(
+        capture: Capture,
+        input: Tensor,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        stride: Any = 1,
+        padding: Any = 0,
+        output_padding: Any = 0,
+        groups: int = 1,
+        dilation: Any = 1,
+    ) -> Any:
+        arguments = (stride, padding, output_padding, groups, dilation)
+        return _watch_convolution(
+            capture, function, input, weight, bias, stride, padding, dilation, True, arguments
+        )
+
+
+for _function in (torch.conv1d, torch.conv2d, torch.conv3d):
+    _convolution(_function)
+for _function in (torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose3d):
+    _transposed_convolution(_function)

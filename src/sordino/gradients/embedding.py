@@ -4,41 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sordino.gradients.capture import Capture, Layout, detached, rule_for
+from sordino.gradients.capture import Capture, rule_for
 from sordino.gradients.factors import Rows
-
-
-class _Embedding(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any,
-        anchor: Tensor,
-        tokens: Tensor,
-        weight: Tensor,
-        padding_idx: int,
-        capture: Capture,
-        index: int,
-        layout: Layout,
-    ) -> Tensor:
-        ctx.save_for_backward(tokens)
-        ctx.use = capture, index, layout, padding_idx, weight.shape[0]
-        return F.embedding(tokens, weight)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
-        (tokens,) = detached(ctx)
-        capture, index, layout, padding_idx, rows = ctx.use
-        (grad,) = grads
-        if padding_idx >= 0:
-            grad = grad.masked_fill((tokens == padding_idx)[..., None], 0.0)
-        lead = tokens.dim()
-        tokens_BT = layout.split(tokens, capture.batch, lead).long()
-        capture.record(index, Rows(tokens_BT, layout.split(grad, capture.batch, lead), rows))
-        return None, None, None, None, None, None, None
 
 
 @rule_for(F.embedding)
@@ -60,5 +30,13 @@ def embedding(
     layout = capture.layout(index, input.shape)
     if layout is None:
         return NotImplemented
-    padding = -1 if padding_idx is None else padding_idx % weight.shape[0]
-    return _Embedding.apply(capture.anchor, input, weight, padding, capture, index, layout)
+    padding = None if padding_idx is None else padding_idx % weight.shape[0]
+
+    def contribute(grad: Tensor) -> None:
+        if padding is not None:
+            grad = grad.masked_fill((input == padding)[..., None], 0.0)
+        tokens_BT = layout.split(input, capture.batch, input.dim()).long()
+        grads_BTd = layout.split(grad, capture.batch, input.dim())
+        capture.record(index, Rows(tokens_BT, grads_BTd, weight.shape[0]))
+
+    return capture.watch(F.embedding(input, weight, padding_idx), contribute, input)

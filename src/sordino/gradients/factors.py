@@ -1,7 +1,7 @@
 """What one use of a parameter contributes to its per-example gradients, kept in the cheapest exact form.
 
 ``B`` examples (or groups), ``T`` positions, ``d`` inputs, ``p`` outputs. A factor can say its squared norms,
-its weighted sums (added to ``out``, or written to it if ``fresh``), and itself as a dense B x size matrix.
+its weighted sums (added to the flat ``out``, or written to it if ``fresh``), and itself as a dense B x size matrix.
 """
 
 from __future__ import annotations
@@ -21,12 +21,15 @@ class Dense:
     """Per-example gradients themselves."""
 
     values_BN: Tensor
+    product: Product | None = None  # whose gradients these values are too: a bias beside its weight
 
     def squared_norms(self) -> Tensor:
+        if self.product is not None:
+            return self.product.grad_norms().square()
         return _row_squares(self.values_BN)
 
     def add_weighted_sum(self, weights_B: Tensor, out: Tensor, fresh: bool = False) -> None:
-        out.view(-1).addmv_(self.values_BN.t(), weights_B, beta=0.0 if fresh else 1.0)
+        out.addmv_(self.values_BN.t(), weights_B, beta=0.0 if fresh else 1.0)
 
     def dense(self) -> Tensor:
         return self.values_BN
@@ -45,12 +48,19 @@ class Product:
 
     inputs_Bd: Tensor
     grads_Bp: Tensor
+    _norms_B: Tensor | None = None
+
+    def grad_norms(self) -> Tensor:
+        if self._norms_B is None:
+            self._norms_B = _row_norms(self.grads_Bp)
+        return self._norms_B
 
     def squared_norms(self) -> Tensor:
-        return (_row_norms(self.inputs_Bd) * _row_norms(self.grads_Bp)).square_()
+        return (_row_norms(self.inputs_Bd) * self.grad_norms()).square_()
 
     def add_weighted_sum(self, weights_B: Tensor, out: Tensor, fresh: bool = False) -> None:
-        out.addmm_((self.grads_Bp * weights_B[:, None]).t(), self.inputs_Bd, beta=0.0 if fresh else 1.0)
+        g, a = self.grads_Bp, self.inputs_Bd
+        out.view(g.shape[1], a.shape[1]).addmm_((g * weights_B[:, None]).t(), a, beta=0.0 if fresh else 1.0)
 
     def dense(self) -> Tensor:
         return self.positions().dense()
@@ -85,13 +95,15 @@ class Outer:
         largest = (a.norm(dim=2) * g.norm(dim=2)).sum(1).square()
         doubtful = squares < _CANCELLATION * largest
         if doubtful.any():
-            squares[doubtful] = _row_squares(_outer(a[doubtful], g[doubtful]))
+            # The sum will come from another order of additions: allow for its rounding.
+            exact = _row_norms(_outer(a[doubtful], g[doubtful]))
+            squares[doubtful] = (exact + 5e-7 * largest[doubtful].sqrt()).square_()
         return squares
 
     def add_weighted_sum(self, weights_B: Tensor, out: Tensor, fresh: bool = False) -> None:
         beta = 0.0 if fresh else 1.0
         if self._dense is not None:
-            out.view(-1).addmv_(self._dense.t(), weights_B, beta=beta)
+            out.addmv_(self._dense.t(), weights_B, beta=beta)
             return
         a, g = self.inputs_BTd, self.grads_BTp
         scaled = g * weights_B[:, None, None]

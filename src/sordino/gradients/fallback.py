@@ -50,7 +50,8 @@ def loop_gradients(
     rows = []
     for i in range(len(tree_leaves(targets)[0])):
         row, target = tree_map(lambda x, i=i: x[i : i + 1], (inputs, targets))
-        value = loss(call_model(model, row), target).sum()
+        with torch.enable_grad():
+            value = loss(call_model(model, row), target).sum()
         if value.requires_grad:
             grads: Sequence[Tensor | None] = torch.autograd.grad(value, parameters, allow_unused=True)
         else:

@@ -1,28 +1,44 @@
-"""LayerNorm, RMSNorm, GroupNorm, InstanceNorm: normalise without the parameters, then scale and shift."""
+"""LayerNorm, RMSNorm, GroupNorm, InstanceNorm: scale and shift see the normalised input, computed once more."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sordino.gradients.broadcast import scale, shift
+from sordino.gradients.broadcast import per_example
 from sordino.gradients.capture import Capture, rule_for
 
 
-def _affine(
-    capture: Capture, x: Tensor, weight: Tensor | None, bias: Tensor | None, core: tuple[int, ...]
+def _normalise(
+    capture: Capture,
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    core: tuple[int, ...],
+    normalise: Callable[[Tensor, Tensor | None, Tensor | None], Tensor],
 ) -> Any:
-    if weight is not None:
-        x = scale(capture, x, weight, core) if capture.tracks(weight) is not None else x * weight.view(core)
-        if x is NotImplemented:
-            return NotImplemented
-    if bias is not None:
-        return shift(capture, x, bias, core) if capture.tracks(bias) is not None else x + bias.view(core)
-    return x
+    """``normalise(x, weight, bias)``, whose parameters, seen in shape ``core``, act on the normalised input."""
+    weight_index, bias_index = capture.tracks(weight), capture.tracks(bias)
+    index = weight_index if weight_index is not None else bias_index
+    if index is None or capture.tracks(x) is not None or x.dim() <= len(core):
+        return NotImplemented
+    layout = capture.layout(index, x.shape[: x.dim() - len(core)])
+    if layout is None:
+        return NotImplemented
+    held = x.detach()
+
+    def contribute(grad: Tensor) -> None:
+        if weight_index is not None:
+            normalised = normalise(held, None, None)
+            capture.record(weight_index, per_example(grad * normalised, capture, layout, core))
+        if bias_index is not None:
+            capture.record(bias_index, per_example(grad, capture, layout, core))
+
+    return capture.watch(normalise(x, weight, bias), contribute, held)
 
 
 @rule_for(F.layer_norm)
@@ -34,10 +50,9 @@ def layer_norm(
     bias: Tensor | None = None,
     eps: float = 1e-5,
 ) -> Any:
-    if capture.tracks(input) is not None:  # a derived parameter, not a batch
-        return NotImplemented
-    return _affine(
-        capture, F.layer_norm(input, list(normalized_shape), eps=eps), weight, bias, tuple(normalized_shape)
+    shape = list(normalized_shape)
+    return _normalise(
+        capture, input, weight, bias, tuple(shape), lambda x, w, b: F.layer_norm(x, shape, w, b, eps)
     )
 
 
@@ -49,11 +64,8 @@ def rms_norm(
     weight: Tensor | None = None,
     eps: float | None = None,
 ) -> Any:
-    if capture.tracks(input) is not None:  # a derived parameter, not a batch
-        return NotImplemented
-    return _affine(
-        capture, F.rms_norm(input, list(normalized_shape), eps=eps), weight, None, tuple(normalized_shape)
-    )
+    shape = list(normalized_shape)
+    return _normalise(capture, input, weight, None, tuple(shape), lambda x, w, b: F.rms_norm(x, shape, w, eps))
 
 
 @rule_for(F.group_norm)
@@ -65,7 +77,9 @@ def group_norm(
     bias: Tensor | None = None,
     eps: float = 1e-5,
 ) -> Any:
-    return _affine(capture, F.group_norm(input, num_groups, eps=eps), weight, bias, _channels(input))
+    return _normalise(
+        capture, input, weight, bias, _channels(input), lambda x, w, b: F.group_norm(x, num_groups, w, b, eps)
+    )
 
 
 @rule_for(F.instance_norm)
@@ -80,18 +94,17 @@ def instance_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Any:
-    normalised = torch.instance_norm(
+    if running_mean is not None:
+        return NotImplemented
+    cudnn = torch.backends.cudnn.enabled
+    return _normalise(
+        capture,
         input,
-        None,
-        None,
-        running_mean,
-        running_var,
-        use_input_stats,
-        momentum,
-        eps,
-        torch.backends.cudnn.enabled,
+        weight,
+        bias,
+        _channels(input),
+        lambda x, w, b: torch.instance_norm(x, w, b, None, None, True, momentum, eps, cudnn),
     )
-    return _affine(capture, normalised, weight, bias, _channels(input))
 
 
 def _channels(x: Tensor) -> tuple[int, ...]:
