@@ -1,7 +1,7 @@
 """Watching a forward pass for every use of a trainable parameter.
 
-A torch function mode sees each call that takes a parameter. Where a rule knows the call (a linear map, a
-convolution, ...), the place of its output in the autograd graph is noted. The backward pass then asks for the
+During the pass the parameters have a class of ours, whose ``__torch_function__`` sees each call that takes one;
+calls that take none run as ever. Where a rule knows the call (a linear map, a convolution, ...), the place of its output in the autograd graph is noted. The backward pass then asks for the
 gradients at those places only, so that weight-gradient kernels never run, and each rule turns the gradient at
 its output into what the per-example gradient is made of. Three things can happen to a parameter:
 
@@ -24,7 +24,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
-from torch.overrides import TorchFunctionMode
 
 from sordino.gradients.factors import Factor
 
@@ -120,8 +119,8 @@ def _layout_from(seen: list[tuple[int, ...]], sizes: tuple[int, int], example_fi
     return Layout(i, fold, example_first)
 
 
-class Capture(TorchFunctionMode):
-    """One watched pass over a batch of ``batch`` examples, as planned."""
+class Capture:
+    """One watched pass over a batch of ``batch`` examples, as planned: a context for the forward pass."""
 
     def __init__(
         self,
@@ -130,7 +129,6 @@ class Capture(TorchFunctionMode):
         plan: Plan,
         observations: Observations | None = None,
     ) -> None:
-        super().__init__()
         self.parameters = parameters
         self.batch = batch
         self.plan = plan
@@ -203,7 +201,7 @@ class Capture(TorchFunctionMode):
 
     def call(self, function: Any, *args: Any, **kwargs: Any) -> Any:
         """Call a torch function with rules in force, from inside a rule."""
-        return self.__torch_function__(function, (), args, kwargs)
+        return self.handle(function, args, kwargs)
 
     def record(self, tracked: int, factor: Factor) -> None:
         self.factors[tracked].append(factor)
@@ -212,12 +210,28 @@ class Capture(TorchFunctionMode):
         """The parameters a tracked tensor was made from."""
         return self._ancestors[tracked]
 
-    # The mode ------------------------------------------------------------------------------------------
+    # Watching ------------------------------------------------------------------------------------------
 
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
+    def __enter__(self) -> Capture:
+        _ACTIVE.append(self)
+        for i, parameter in enumerate(self.parameters):
+            if i not in self.plan.unruled:
+                if type(parameter) is nn.Parameter:
+                    parameter.__class__ = _WatchedParameter
+                else:  # a class of the user's, with behaviour of its own
+                    self.plan.unruled.add(i)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        _ACTIVE.pop()
+        for parameter in self.parameters:
+            if type(parameter) is _WatchedParameter:
+                parameter.__class__ = nn.Parameter
+        for tensor in self.derived.values():
+            tensor.__class__ = Tensor
+
+    def handle(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A call of a torch function that takes, somewhere in its arguments, a tracked tensor."""
         tracked = self._tracked_in(args)
         if kwargs:
             tracked += self._tracked_in(kwargs.values())
@@ -269,9 +283,26 @@ class Capture(TorchFunctionMode):
         else:
             self._observations.other[key].append(tuple(out.shape))
         number = self.plan.numbers.setdefault(key, len(self.parameters) + len(self.plan.numbers))
+        out.__class__ = _WatchedTensor
         self.derived[number] = out
         self._index[id(out)] = number
         self._ancestors[number] = leaves
+
+
+_ACTIVE: list[Capture] = []
+
+
+class _WatchedParameter(nn.Parameter):
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        with torch._C.DisableTorchFunctionSubclass():
+            return _ACTIVE[-1].handle(func, args, kwargs or {})
+
+
+class _WatchedTensor(Tensor):
+    __torch_function__ = _WatchedParameter.__torch_function__
 
 
 def _writes_in_place(func: Any) -> bool:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sordino.noise.randomness import Reader, Streams
 
-_CHUNK = 1 << 17  # coordinates per pass: the work buffers stay in the cache
+_CHUNK = 1 << 18  # coordinates per pass: the work buffers stay in the cache
 
 
 class GaussianNoise:
@@ -26,15 +26,8 @@ class GaussianNoise:
     def __init__(self, streams: Streams, *, secure: bool = False) -> None:
         self._streams = streams
         self._real = torch.float64 if secure else torch.float32
-        bits = 64 if secure else 32
-        self._bytes = np.empty(_CHUNK * bits // 8, dtype=np.uint8)
-        integers = torch.int64 if secure else torch.int32
-        self._integers = torch.from_numpy(self._bytes).view(integers)
-        self._mask = (1 << (bits - 1)) - 1
-        self._unit = 2.0 ** -(bits - 1)
-        self._radius = torch.empty(_CHUNK // 2, dtype=self._real)
-        self._angle = torch.empty(_CHUNK // 2, dtype=self._real)
-        self._cosine = torch.empty(_CHUNK // 2, dtype=self._real)
+        self._secure = secure
+        self._buffers: dict[int, _Buffers] = {}  # by size: a run needs two
 
     def add_(self, vector: Tensor, std: float, purpose: str, step: int) -> Tensor:
         """Add noise of standard deviation ``std`` to ``vector`` in place."""
@@ -47,25 +40,40 @@ class GaussianNoise:
 
     def _add_chunk(self, part: Tensor, std: float, reader: Reader) -> None:
         count = part.numel()
-        half = min(-(-count // 32) * 16, _CHUNK // 2)
-        used = 2 * half * self._integers.element_size()
-        reader.fill(self._bytes.data[:used])
-        radius, angle, cosine = self._radius[:half], self._angle[:half], self._cosine[:half]
-        bits = self._integers[: 2 * half]
-        # A uniform in (0, 1): from a whole number of bits, plus one half, so that its logarithm is finite.
-        radius.copy_(bits[:half].bitwise_and_(self._mask)).mul_(self._unit).add_(self._unit / 2)
-        radius.log_().mul_(-2.0 * std * std).sqrt_()
-        angle.copy_(bits[half:]).mul_(math.pi * self._unit)
-        torch.cos(angle, out=cosine)
-        angle.sin_()
-        rest = count - half
-        if part.device.type == "cpu" and part.dtype == self._real:
-            part[:half].addcmul_(radius[: min(half, count)], cosine[: min(half, count)])
-            if rest > 0:
-                part[half:].addcmul_(radius[:rest], angle[:rest])
+        half = -(-count // 32) * 16
+        if half not in self._buffers:
+            self._buffers[half] = _Buffers(half, self._secure)
+        use = self._buffers[half]
+        reader.fill(use.bytes)
+        # A uniform in (0, 1): odd multiples of a power of two, so that the logarithm is finite.
+        use.radius.copy_(use.radius_bits.bitwise_and_(use.mask).bitwise_or_(1)).mul_(use.unit)
+        use.radius.log_().mul_(-2.0 * std * std).sqrt_()
+        use.angle.copy_(use.angle_bits).mul_(math.pi * use.unit)
+        torch.cos(use.angle, out=use.cosine)
+        use.angle.sin_()
+        if part.device.type == "cpu" and part.dtype == self._real and count == 2 * half:
+            part[:half].addcmul_(use.radius, use.cosine)
+            part[half:].addcmul_(use.radius, use.angle)
             return
-        noise = torch.cat([radius * cosine, radius * angle])[:count]
-        part.add_(noise.to(part.device, part.dtype))
+        one, two = use.cosine.mul_(use.radius), use.angle.mul_(use.radius)
+        first = min(half, count)
+        part[:first].add_(one[:first].to(part.device, part.dtype))
+        part[first:].add_(two[: count - first].to(part.device, part.dtype))
+
+
+class _Buffers:
+    """Room for ``half`` radii and as many angles, reused at every step."""
+
+    def __init__(self, half: int, secure: bool) -> None:
+        bits = 64 if secure else 32
+        raw = np.empty(2 * half * bits // 8, dtype=np.uint8)
+        words = torch.from_numpy(raw).view(torch.int64 if secure else torch.int32)
+        real = torch.float64 if secure else torch.float32
+        self.bytes = raw.data
+        self.radius_bits, self.angle_bits = words[:half], words[half:]
+        self.radius, self.angle, self.cosine = (torch.empty(half, dtype=real) for _ in range(3))
+        self.mask = (1 << (bits - 1)) - 1
+        self.unit = 2.0 ** -(bits - 1)
 
 
 def joint_split(noise_multiplier: float, probe_multipliers: Sequence[float]) -> float:
