@@ -1,6 +1,6 @@
 """Private fine-tuning of adapters on a frozen model: only the adapters are clipped, noised and moved.
 
-    python examples/lora.py
+python examples/lora.py
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ def adapt(model: nn.Sequential, rank: int = 4) -> nn.Sequential:
 
 def main() -> None:
     torch.manual_seed(0)
-    pretrained = nn.Sequential(nn.Linear(20, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 2))
+    pretrained = nn.Sequential(
+        nn.Linear(20, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 2)
+    )
     model = adapt(pretrained)
     inputs = torch.randn(4000, 20)
     targets = (inputs[:, 0] * inputs[:, 1] > 0).long()
@@ -49,11 +51,17 @@ def main() -> None:
         test=(inputs[3000:], targets[3000:]),
         seed=0,
     )
-    assert all(torch.equal(a, b) for a, b in zip(frozen, [p for p in model.parameters() if not p.requires_grad]))
-    assert not any(torch.equal(a, b) for a, b in zip(adapters, [p for p in model.parameters() if p.requires_grad]))
+    assert all(
+        torch.equal(a, b) for a, b in zip(frozen, [p for p in model.parameters() if not p.requires_grad])
+    )
+    assert not any(
+        torch.equal(a, b) for a, b in zip(adapters, [p for p in model.parameters() if p.requires_grad])
+    )
     trained, total = run.summary["parameters"], sum(p.numel() for p in model.parameters())
-    print(f"trained {trained:,} of {total:,} parameters: accuracy {run.metrics['test_accuracy']:.1%}, "
-          f"epsilon {run.epsilon:.3f}")
+    print(
+        f"trained {trained:,} of {total:,} parameters: accuracy {run.metrics['test_accuracy']:.1%}, "
+        f"epsilon {run.epsilon:.3f}"
+    )
 
 
 if __name__ == "__main__":

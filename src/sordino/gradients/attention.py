@@ -81,7 +81,9 @@ def multi_head_attention(
         mask = padding if mask is None else mask + padding
     if not need_weights:
         mixed = F.scaled_dot_product_attention(q, k, v, mask, dropout_p if training else 0.0)
-        return capture.call(F.linear, mixed.permute(2, 0, 1, 3).flatten(2), out_proj_weight, out_proj_bias), None
+        return capture.call(
+            F.linear, mixed.permute(2, 0, 1, 3).flatten(2), out_proj_weight, out_proj_bias
+        ), None
     scores = (q * head**-0.5) @ k.mT
     attention = torch.softmax(scores if mask is None else scores + mask, -1)
     if training and dropout_p:

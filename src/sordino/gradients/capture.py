@@ -200,8 +200,13 @@ class Capture:
         self._edges, self._contributions = [], []
 
     def call(self, function: Any, *args: Any, **kwargs: Any) -> Any:
-        """Call a torch function with rules in force, from inside a rule."""
-        return self.handle(function, args, kwargs)
+        """Call a torch function with rules in force; rules may do so too."""
+        rule = RULES.get(function)
+        if rule is not None:
+            out = rule(self, *args, **kwargs)
+            if out is not NotImplemented:
+                return out
+        return self._call_without_rule(function, args, kwargs)
 
     def record(self, tracked: int, factor: Factor) -> None:
         self.factors[tracked].append(factor)
@@ -230,19 +235,13 @@ class Capture:
         for tensor in self.derived.values():
             tensor.__class__ = Tensor
 
-    def handle(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A call of a torch function that takes, somewhere in its arguments, a tracked tensor."""
+    def _call_without_rule(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         tracked = self._tracked_in(args)
         if kwargs:
             tracked += self._tracked_in(kwargs.values())
-        if not tracked:
-            return func(*args, **kwargs)
-        rule = RULES.get(func)
-        if rule is not None:
-            out = rule(self, *args, **kwargs)
-            if out is not NotImplemented:
-                return out
         out = func(*args, **kwargs)
+        if not tracked:
+            return out
         if isinstance(out, Tensor):
             if id(out) in self._index:
                 if _writes_in_place(func):
@@ -298,7 +297,7 @@ class _WatchedParameter(nn.Parameter):
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         with torch._C.DisableTorchFunctionSubclass():
-            return _ACTIVE[-1].handle(func, args, kwargs or {})
+            return _ACTIVE[-1].call(func, *args, **(kwargs or {}))
 
 
 class _WatchedTensor(Tensor):

@@ -65,7 +65,9 @@ def rms_norm(
     eps: float | None = None,
 ) -> Any:
     shape = list(normalized_shape)
-    return _normalise(capture, input, weight, None, tuple(shape), lambda x, w, b: F.rms_norm(x, shape, w, eps))
+    return _normalise(
+        capture, input, weight, None, tuple(shape), lambda x, w, b: F.rms_norm(x, shape, w, eps)
+    )
 
 
 @rule_for(F.group_norm)

@@ -45,10 +45,11 @@ class GaussianNoise:
             self._buffers[half] = _Buffers(half, self._secure)
         use = self._buffers[half]
         reader.fill(use.bytes)
-        # A uniform in (0, 1): odd multiples of a power of two, so that the logarithm is finite.
-        use.radius.copy_(use.radius_bits.bitwise_and_(use.mask).bitwise_or_(1)).mul_(use.unit)
-        use.radius.log_().mul_(-2.0 * std * std).sqrt_()
-        use.angle.copy_(use.angle_bits).mul_(math.pi * use.unit)
+        # u, uniform in (-1, 1), is an odd multiple of a power of two, so that its logarithm is finite; the radius
+        # is sqrt(-2 ln |u|) = sqrt(-ln u^2).
+        torch.mul(use.radius_bits.bitwise_or_(1), use.unit, out=use.radius)
+        use.radius.mul_(use.radius).log_().mul_(-std * std).sqrt_()
+        torch.mul(use.angle_bits, math.pi * use.unit, out=use.angle)
         torch.cos(use.angle, out=use.cosine)
         use.angle.sin_()
         if part.device.type == "cpu" and part.dtype == self._real and count == 2 * half:
@@ -72,7 +73,6 @@ class _Buffers:
         self.bytes = raw.data
         self.radius_bits, self.angle_bits = words[:half], words[half:]
         self.radius, self.angle, self.cosine = (torch.empty(half, dtype=real) for _ in range(3))
-        self.mask = (1 << (bits - 1)) - 1
         self.unit = 2.0 ** -(bits - 1)
 
 
