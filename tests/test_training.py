@@ -3,6 +3,8 @@ from __future__ import annotations
 import json
 import math
 import stat
+import subprocess
+import sys
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -222,3 +224,9 @@ def test_bad_input_leaves_nothing_behind(
 def test_a_large_delta_warns(toy: Any) -> None:
     with pytest.warns(UserWarning, match="not below 1/n"):
         start(toy, budget=Budget(3.0, 0.1))
+
+
+def test_the_lora_example() -> None:
+    """It asserts itself that the adapters moved and nothing else did."""
+    path = Path(__file__).parent.parent / "examples" / "lora.py"
+    subprocess.run([sys.executable, str(path)], check=True, stdout=subprocess.DEVNULL)

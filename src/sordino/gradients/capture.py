@@ -1,9 +1,10 @@
 """Watching a forward pass for every use of a trainable parameter.
 
 During the pass the parameters have a class of ours, whose ``__torch_function__`` sees each call that takes one;
-calls that take none run as ever. Where a rule knows the call (a linear map, a convolution, ...), the place of its output in the autograd graph is noted. The backward pass then asks for the
-gradients at those places only, so that weight-gradient kernels never run, and each rule turns the gradient at
-its output into what the per-example gradient is made of. Three things can happen to a parameter:
+calls that take none run as ever. Where a rule knows the call (a linear map, a convolution, ...), the place of its
+output in the autograd graph is noted. The backward pass then asks for the gradients at those places only, so that
+weight-gradient kernels never run, and each rule turns the gradient at its output into what the per-example
+gradient is made of. Three things can happen to a parameter:
 
 * a *rule* knows the use: it contributes factors;
 * the use does not involve the batch (a slice, a transpose, a weight norm): the result is a *derived* parameter,
@@ -231,7 +232,7 @@ class Capture:
         _ACTIVE.pop()
         for parameter in self.parameters:
             if type(parameter) is _WatchedParameter:
-                parameter.__class__ = nn.Parameter
+                parameter.__class__ = nn.Parameter  # type: ignore[assignment]
         for tensor in self.derived.values():
             tensor.__class__ = Tensor
 

@@ -167,7 +167,9 @@ def _transposed_convolution(function: Any) -> None:
         )
 
 
-for _function in (torch.conv1d, torch.conv2d, torch.conv3d):
-    _convolution(_function)
-for _function in (torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose3d):
-    _transposed_convolution(_function)
+_convolution(torch.conv1d)
+_convolution(torch.conv2d)
+_convolution(torch.conv3d)
+_transposed_convolution(torch.conv_transpose1d)
+_transposed_convolution(torch.conv_transpose2d)
+_transposed_convolution(torch.conv_transpose3d)

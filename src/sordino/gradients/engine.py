@@ -148,7 +148,7 @@ class Engine:
             for buffer, before in buffers:
                 buffer.copy_(before)
         # Same size, same place in the batch: the arithmetic is the same, so the bound can be tight.
-        if not torch.allclose(*first, rtol=1e-5, atol=1e-7, equal_nan=True):
+        if not torch.allclose(first[0], first[1], rtol=1e-5, atol=1e-7, equal_nan=True):
             raise ValueError(
                 "the loss of an example depends on the other examples of its batch, so nobody's influence is "
                 "bounded: remove what mixes them (batch statistics, attention across the batch, a reduced loss)"
