@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import sordino as sd
+from sordino.privacy import show_epsilon
 
 
 class LowRank(nn.Module):
@@ -55,7 +56,7 @@ def main() -> None:
     trained, total = run.summary["parameters"], sum(p.numel() for p in model.parameters())
     print(
         f"trained {trained:,} of {total:,} parameters: accuracy {run.metrics['test_accuracy']:.1%}, "
-        f"epsilon {run.epsilon:.3f}"
+        f"epsilon {show_epsilon(run.epsilon)}"
     )
 
 

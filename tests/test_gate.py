@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import numpy as np
@@ -210,6 +211,35 @@ def test_a_replayed_step_is_the_same_release_and_is_charged_once(small_model: nn
     assert ledger.charges == 4
 
 
+def test_two_runs_with_one_ledger_are_charged_apart(small_model: nn.Module, toy: Any) -> None:
+    ledger = Ledger()
+    for seed in (1, 2, None, None):
+        gate = make_gate(small_model, toy, ledger=ledger, seed=seed)
+        for _ in range(5):
+            gate()
+    assert ledger.charges == 20
+
+
+class Jittered(torch.utils.data.Dataset[Any]):
+    """Augments its rows from three generators."""
+
+    def __len__(self) -> int:
+        return 30
+
+    def __getitem__(self, index: int) -> Any:
+        noise = torch.randn(10) + np.random.normal() + random.random()
+        return torch.full((10,), float(index)) + noise, index % 3
+
+
+def test_augmentation_replays_too(small_model: nn.Module) -> None:
+    first, again = (make_gate(small_model, Jittered(), noise_multiplier=0) for _ in range(2))
+    releases = [first().gradient for _ in range(3)]
+    torch.randn(7), random.random()
+    again.step = 1
+    assert torch.equal(again().gradient, releases[1])
+    assert not torch.equal(releases[0], releases[1])
+
+
 # The model ------------------------------------------------------------------------------------------------
 
 
@@ -261,6 +291,86 @@ def test_models_are_refused_before_data_is_touched(toy: Any) -> None:
             noise_multiplier=1.0,
             sampling=Poisson(0.5),
         )
+
+
+class Remembering(nn.Module):
+    """Keeps a mean of what it saw: in place, by assignment, or in a frozen parameter."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.layer, self.how = nn.Linear(10, 3), how
+        self.register_buffer("mean", torch.zeros(10))
+        self.kept = nn.Parameter(torch.zeros(10), requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.how == "in place":
+            self.mean.lerp_(x.mean(0), 0.5)
+        elif self.how == "assigned":
+            self.mean = x.mean(0)
+        elif self.how == "frozen":
+            self.kept.data.copy_(x.mean(0))
+        elif self.how == "large only" and float(x.abs().max()) > 2:
+            self.mean.copy_(x.mean(0))
+        return self.layer(x)
+
+
+@pytest.mark.parametrize("how", ["in place", "assigned", "frozen"])
+def test_models_that_remember_rows_are_refused(how: str, toy: Any) -> None:
+    with pytest.raises(ValueError, match="writes to"):
+        make_gate(Remembering(how), toy)
+    make_gate(Remembering("not"), toy)()
+
+
+def test_a_model_that_remembers_later_releases_nothing(toy: Any) -> None:
+    gate = make_gate(Remembering("large only"), toy, sampling=Poisson(1.0))
+    with pytest.raises(ValueError, match="wrote to mean"):
+        gate()
+
+
+class SortsRows(nn.Module):
+    """Works on rows sorted by how much of them is blank, and puts them back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.head = nn.Linear(10, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        order = (x != 0).sum(1).argsort(stable=True)
+        inner = torch.tanh(self.inner(x[order]))
+        return self.head(inner[order.argsort()])
+
+
+class StartsAtZero(nn.Module):
+    """Folds time first, behind a gate that is zero at the start."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.head, self.open = nn.Linear(2, 8), nn.Linear(10, 3), nn.Parameter(torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        steps = x.view(-1, 5, 2).transpose(0, 1)
+        inner = torch.tanh(self.inner(steps.reshape(-1, 2))).view(5, -1, 8).sum((0, 2))
+        return self.head(x) + self.open * inner[:, None]
+
+
+@pytest.mark.filterwarnings("ignore::sordino.gradients.SlowGradients")
+@pytest.mark.parametrize("make", [SortsRows, StartsAtZero])
+def test_a_row_is_bounded_however_the_model_arranges_them(make: type[nn.Module], toy: Any) -> None:
+    x, y = toy
+    x = torch.where(torch.arange(10) < torch.randint(1, 11, (60, 1)), 20 * x, 0.0)
+    model = make()
+    gate = make_gate(model, toy)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.5)
+    sums = []
+    for keep in (slice(None), slice(1, None)):
+        gate = make_gate(
+            model, (x[keep], y[keep]), clip=Fixed(0.3), noise_multiplier=0, sampling=Poisson(1.0)
+        )
+        sums.append(gate().gradient * gate.expected_batch)
+    assert float((sums[0] - sums[1]).norm()) <= 0.3 * (1 + 1e-4)
+    del gate
 
 
 # Units ----------------------------------------------------------------------------------------------------

@@ -552,6 +552,7 @@ def test_a_pass_leaves_nothing_behind(name: str, grouped: bool, monkeypatch: pyt
 
     engine, x, y = made(name, 6, 3)
     engine.prepare(x, y)
+    engine.checked_on_data = True
     monkeypatch.setattr(engine_module, "Capture", Watched)
     engine.sums(x, y, clip, count=2, groups=torch.tensor([0, 0, 1, 2, 2, 2]) if grouped else None)
     assert len(captures) == 2
@@ -621,3 +622,12 @@ def test_gradients_are_computed_where_grad_is_off(kind: str) -> None:
     assert not norms.requires_grad
     wanted = single_gradients(engine.model, readout, x, y)
     assert torch.allclose(sums[0].double(), wanted.sum(0), rtol=1e-4, atol=1e-6)
+
+
+def test_too_few_rows_to_learn_from_are_looped_over() -> None:
+    """No model is accepted for a whole run on the evidence of one row."""
+    engine = Engine(Function(lambda m, x: m.a(x) - m.a(x).mean(0), a=nn.Linear(5, 3)), readout)
+    engine.sums(torch.randn(1, 5), numbers(1), ones)
+    assert engine._plan is None
+    with pytest.raises(ValueError, match="depends on the other examples"):
+        engine.sums(torch.randn(6, 5), numbers(6), ones)

@@ -93,6 +93,9 @@ def agree(
     engine: Engine, inputs: Any, targets: Any, groups: Tensor | None = None, tolerance: float = TOLERANCE
 ) -> None:
     """Norms, clipped sum, probe and per-layer sums of the engine are those of single examples (or groups)."""
+    if engine._plan is None:  # batches too small to learn from would be looped over
+        repeats = -(-5 // len(tree_leaves(targets)[0]))
+        engine.prepare(*tree_map(lambda x: torch.cat([x] * repeats), (inputs, targets)))
     gradients = single_gradients(engine.model, engine.loss, inputs, targets)
     if groups is not None:
         ids = groups.unique()

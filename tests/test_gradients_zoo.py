@@ -329,6 +329,7 @@ def test_adapters_on_a_frozen_model(monkeypatch: pytest.MonkeyPatch) -> None:
 
     x, y = torch.randn(6, 4), labels(6)
     engine.prepare(x, y)
+    engine.checked_on_data = True
     recorded = []
     record = capture_module.Capture.record
     monkeypatch.setattr(

@@ -66,7 +66,8 @@ def check(folder: Path, points: int, seed: int) -> int:
         out = folder / f"cut{point}"
         for _ in range(chance.choice([1, 1, 2])):
             cut += kill_after(out, chance.randrange(0, 38), chance.uniform(0, 0.05))
-        if json.loads((out / "run.json").read_text())["status"] != "complete":
+        run = out / "run.json"
+        if not run.exists() or json.loads(run.read_text())["status"] != "complete":
             finish(out)
         assert results(out) == expected
         assert not (out / "checkpoint").exists()

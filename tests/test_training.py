@@ -51,7 +51,7 @@ def test_the_run_directory(toy: Any, tmp_path: Path) -> None:
     assert [line["step"] for line in lines] == sorted({line["step"] for line in lines})
     assert lines[-1]["epsilon"] == run.epsilon
     assert all(a["epsilon"] < b["epsilon"] for a, b in pairwise(lines))
-    assert "unprotected_loss" not in lines[0]
+    assert "loss" not in lines[0]
     document = json.loads((tmp_path / "run/certificate.json").read_text())
     assert recompute(document).epsilon == pytest.approx(run.epsilon, rel=1e-9)
     saved = load_file(tmp_path / "run/model.safetensors")
@@ -133,9 +133,81 @@ def test_resume_of_nothing_starts_and_of_rubbish_refuses(toy: Any, tmp_path: Pat
         start(toy, resume=True)
 
 
+def test_a_complete_run_with_its_checkpoint_is_not_trained_again(toy: Any, tmp_path: Path) -> None:
+    start(toy, out=tmp_path / "run", keep_checkpoint=True)
+    before = (tmp_path / "run/model.safetensors").read_bytes()
+    with pytest.raises(ValueError, match="complete"):
+        start(toy, out=tmp_path / "run", resume=True)
+    assert (tmp_path / "run/model.safetensors").read_bytes() == before
+
+
+def interrupt(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
+    original = training.Gate.__call__
+
+    def crashing(gate: Any, *args: Any, **kwargs: Any) -> Any:
+        if gate.step == step:
+            raise Crash
+        return original(gate, *args, **kwargs)
+
+    monkeypatch.setattr(training.Gate, "__call__", crashing)
+
+
+def test_other_rows_are_not_the_same_run(toy: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same noise on other data would be a second release that shows the difference."""
+    interrupt(monkeypatch, 20)
+    with pytest.raises(Crash):
+        start(toy, out=tmp_path / "run")
+    monkeypatch.undo()
+    x, y = toy
+    with pytest.raises(ValueError, match="rows of the data changed"):
+        start((x + 1, y), out=tmp_path / "run", resume=True)
+    start(toy, out=tmp_path / "run", resume=True)
+
+
+def test_frozen_parts_come_back_on_resume(toy: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A random frozen part, drawn anew when the command is repeated, must not change the releases."""
+
+    def fresh() -> nn.Module:
+        return nn.Sequential(nn.Linear(10, 8).requires_grad_(False), nn.Tanh(), nn.Linear(8, 3))
+
+    options: dict[str, Any] = {
+        "method": dp_sgd(), "epochs": 5, "batch_size": 12, "noise_multiplier": 1.0, "delta": 1e-3, "seed": 1,
+        "accountant": "rdp",
+    }  # fmt: skip
+    first = fresh()
+    constant = first[0].weight.clone()
+    interrupt(monkeypatch, 12)
+    with pytest.raises(Crash):
+        train(first, cross_entropy, toy, out=tmp_path / "run", **options)
+    monkeypatch.undo()
+    resumed = train(fresh(), cross_entropy, toy, out=tmp_path / "run", resume=True, **options)
+    assert torch.equal(resumed.model.state_dict()["0.weight"], constant)
+
+
+def test_a_diverged_run_still_ends_and_says_so(toy: Any, tmp_path: Path) -> None:
+    run = start(toy, method=dp_sgd(learning_rate=1e38), out=tmp_path / "run")
+    summary = json.loads((tmp_path / "run/run.json").read_text())
+    assert summary["status"] == "complete"
+    assert summary["metrics"]["test_loss"] in ("nan", "inf") or summary["metrics"]["test_loss"] > 1e20
+    assert run.epsilon <= 3.0
+    for line in (tmp_path / "run/history.jsonl").read_text().splitlines():
+        json.loads(line, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+
+
+def test_a_run_killed_before_its_first_checkpoint_starts_again(toy: Any, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/history.jsonl").touch()
+    assert start(toy, out=tmp_path / "run", resume=True).epsilon <= 3.0
+
+
+def test_certificates_without_privacy_can_be_recomputed(toy: Any) -> None:
+    run = start(toy, method=sgd(), budget=None)
+    assert recompute(run.certificate).epsilon == math.inf
+
+
 def test_unprotected_loss_only_on_request(toy: Any) -> None:
     run = start(toy, show_unprotected=True)
-    assert all(math.isfinite(line["unprotected_loss"]) for line in run.history)
+    assert all(math.isfinite(line["loss"]) for line in run.history)
     assert any("training loss was shown" in a for a in run.certificate["assumptions"])
 
 
@@ -155,6 +227,8 @@ def test_shuffled_batches_cost_more_noise_than_poisson(toy: Any) -> None:
     assert noises[0] < noises[1] == noises[2]
     claimed = start(toy, sampling="shuffled-as-poisson")
     assert any("NOT A GUARANTEE" in a for a in claimed.certificate["assumptions"])
+    assert "NOT A GUARANTEE" in claimed.summary["caveat"]
+    assert all("NOT A GUARANTEE" in line["caveat"] for line in claimed.history)
 
 
 def test_a_known_seed_is_said_to_void_the_guarantee(toy: Any) -> None:

@@ -9,7 +9,9 @@ of what is summed, ``noise/`` for what is added, and ``data/sampling.py`` for wh
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import random
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
@@ -20,8 +22,8 @@ from dp_accounting import DpEvent
 from torch import Tensor, nn
 
 from sordino.clipping.policy import ClippingPolicy, Probe
-from sordino.data import Sampling, as_examples
-from sordino.gradients import Engine, Loss, Norms
+from sordino.data import Sampling, as_examples, tree_map
+from sordino.gradients import Engine, Loss, Norms, Unsuitable
 from sordino.noise import GaussianNoise, Streams, joint_split
 from sordino.privacy import Ledger, gaussian, poisson_gaussian, repeat
 
@@ -91,6 +93,7 @@ class Gate:
         self.clip_state = clip.start([slot.name for slot in self.engine.vector.slots])
         if noise_multiplier > 0 and not math.isfinite(clip.sensitivity(self.clip_state)):
             raise ValueError("noise without clipping gives no guarantee: choose a clipping policy")
+        self._run = self.streams.identity
         self._data = as_examples(data)
         self._units = _Units(len(self._data), groups)
         sampling.check(self.units)
@@ -138,11 +141,10 @@ class Gate:
         """One release at ``theta``. With ``adapt=False`` the clipping policy keeps its threshold for a next call."""
         step, state, batch = self.step, self.clip_state, self.expected_batch
         self.step += 1
-        self.ledger.charge(self.sampling.charge_key(step, self.units), self._event)  # first, whatever happens
-        rows, ids = self._units.rows(self.sampling.units(step, self.units, self.streams))
-        inputs, targets = self._data.take(rows)
+        key = f"{self._run}/{self.sampling.charge_key(step, self.units)}"
+        self.ledger.charge(key, self._event)  # first, whatever happens
         probes = self.clip.probes(self.noise_multiplier, batch)
-        sums, numbers = self._sums_at(theta, inputs, targets, ids, probes, step)
+        sums, numbers = self._sums_at(theta, probes, step)
 
         threshold = self.clip.sensitivity(state)
         multiplier = joint_split(self.noise_multiplier, [p.multiplier for p in probes])
@@ -168,13 +170,10 @@ class Gate:
     def _sums_at(
         self,
         theta: Tensor | None,
-        inputs: Any,
-        targets: Any,
-        ids: Tensor | None,
         probes: tuple[Probe, ...],
         step: int,
     ) -> tuple[Tensor, Tensor]:
-        """Exact sums over the batch: the clipped gradients and vector probes [K, d], and scalar probes [M]."""
+        """Exact sums over a batch: clipped gradients and vector probes [K, d], and scalar probes [M]."""
         vectors = 1 + sum(p.vector for p in probes)
         numbers = torch.zeros(len(probes) + 1 - vectors, device=self.theta.device)
         state = self.clip_state
@@ -184,9 +183,21 @@ class Gate:
                 numbers.add_(self.clip.numbers(norms, state).sum(1))
             return self.clip.weights(norms, state)
 
-        with _Evaluated(self.theta, theta), _ModelRandomness(self, step):
+        rows, ids = self._units.rows(self.sampling.units(step, self.units, self.streams))
+        with _Evaluated(self.theta, theta), self._randomness_of(step):
+            inputs, targets = self._on_device(self._data.take(rows))
             sums, _ = self.engine.sums(inputs, targets, weigh, count=vectors, groups=ids)
         return sums, numbers
+
+    def _randomness_of(self, step: int) -> AbstractContextManager[None]:
+        """Dropout, and augmentation by a data set, drawn from the run's own stream: a replay is the same."""
+        if not (self.engine.draws_randomness or self._data.may_draw_randomness):
+            return nullcontext()
+        return _seeded(self.streams.seed_for("model", step))
+
+    def _on_device(self, batch: Any) -> Any:
+        device = self.theta.device
+        return batch if device.type == "cpu" else tree_map(lambda x: x.to(device, non_blocking=True), batch)
 
     def _price_of_a_charge(self) -> DpEvent:
         rate = self.sampling.amplified_rate(self.units)
@@ -196,12 +207,12 @@ class Gate:
 
     def _prepare(self) -> None:
         """Check the model on made-up rows, so that an unsuitable one is refused before a private row is seen."""
-        inputs, targets = self._data.template(5)
+        inputs, targets = self._on_device(self._data.template(5))
         try:
             self.engine.prepare(inputs, targets)
-        except ValueError:
+        except Unsuitable:
             raise
-        except (RuntimeError, IndexError, AssertionError, TypeError):
+        except Exception:
             # The model cannot run on made-up values (lengths, special tokens): the engine will check itself
             # on the first batch, inside the gate.
             pass
@@ -252,17 +263,16 @@ class _Evaluated:
             self._live.copy_(self._saved)
 
 
-class _ModelRandomness:
-    """Dropout and the like drawn from the run's own stream of this step; torch's generator is left as it was."""
-
-    def __init__(self, gate: Gate, step: int) -> None:
-        self._seed = gate.streams.seed_for("model", step) if gate.engine.draws_randomness else None
-
-    def __enter__(self) -> None:
-        if self._seed is not None:
-            self._before = torch.get_rng_state()
-            torch.manual_seed(self._seed)
-
-    def __exit__(self, *error: object) -> None:
-        if self._seed is not None:
-            torch.set_rng_state(self._before)
+@contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    """All the usual generators seeded, and afterwards as they were."""
+    before = torch.get_rng_state(), random.getstate(), np.random.get_state()
+    torch.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    try:
+        yield
+    finally:
+        torch.set_rng_state(before[0])
+        random.setstate(before[1])
+        np.random.set_state(before[2])

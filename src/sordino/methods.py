@@ -34,7 +34,12 @@ class Method:
     def describe(self) -> dict[str, Any]:
         """What the method is made of, what it adapts, and what it still asks of the user."""
         adapts = ["threshold"] if isinstance(self.clip, Quantile) else []
-        needs = ["learning_rate"] + ([] if adapts or not self.private else ["threshold"])
+        scaled_by_noise = isinstance(
+            self.step, AdamWithoutSecondMoments
+        )  # its rate is a constant of the paper
+        needs = [] if scaled_by_noise else ["learning_rate"]
+        if self.private and not adapts:
+            needs.append("threshold")
         parts = {
             part: {"kind": type(value).__name__, **asdict(value)}  # type: ignore[call-overload]
             for part, value in (("clip", self.clip), ("step", self.step), ("rate", self.rate))

@@ -63,7 +63,11 @@ def train(
     batch_size: Annotated[int | None, typer.Option(help="Expected batch size.")] = None,
     model: Annotated[str | None, typer.Option(help="linear, mlp[:sizes], cnn, or MODULE:CALLABLE.")] = None,
     sampling: Annotated[
-        str, typer.Option(help="poisson; shuffled and fixed-order are priced without amplification.")
+        str,
+        typer.Option(
+            help="poisson; shuffled or fixed-order, priced without amplification; shuffled-as-poisson, "
+            "priced as the papers do, which is no guarantee."
+        ),
     ] = "poisson",
     accountant: Annotated[
         str, typer.Option(help="auto (the tighter of rdp and pld), rdp, pld, moments.")
@@ -113,6 +117,7 @@ def train(
     from sordino.models import build_model, default_model
     from sordino.noise import Streams
     from sordino.report import draw_report
+    from sordino.runs import to_json
     from sordino.training import train as run_training
 
     loaded = load(data, classes=classes)
@@ -156,11 +161,12 @@ def train(
             show_unprotected=show_unprotected,
             progress=True,
             data_name=loaded.name,
+            assumptions=[f"public: {fact}" for fact in loaded.public],
             details={"model": spec},
         )
     draw_report(run.summary, run.history, folder / "report.png")
     if as_json:
-        print(json.dumps({**run.summary, "run": str(folder)}))
+        print(to_json({**run.summary, "run": str(folder)}))
     else:
         _print(run, folder)
 
@@ -200,7 +206,8 @@ def _print(run: Run, folder: Path) -> None:
         if name != "covered":
             shown = f"{value:.2%}" if name.endswith("accuracy") else f"{value:.4f}"
             print(f"{name.replace('_', ' '):15s} {shown}   (held-out rows; not covered by the guarantee)")
-    print(f"{'epsilon':15s} {show_epsilon(run.epsilon)}")
+    caveat = f"   {summary['caveat']}" if "caveat" in summary else ""
+    print(f"{'epsilon':15s} {show_epsilon(run.epsilon)}{caveat}")
     if run.delta is not None:
         print(f"{'delta':15s} {run.delta:g}")
     print(f"{'unit':15s} one {summary['unit']} of {summary['n']}; relation: {summary['relation']}")

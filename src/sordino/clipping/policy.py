@@ -61,6 +61,10 @@ def clip_factors(norms_U: Tensor, threshold: float) -> Tensor:
     return torch.clamp(norms_U, min=threshold).reciprocal_().mul_(threshold)
 
 
+# Outside of these, squares and reciprocals of single-precision numbers vanish or overflow.
+SMALLEST, LARGEST = 1e-12, 1e12
+
+
 def check_threshold(threshold: float) -> None:
-    if not 0 < threshold < float("inf"):
-        raise ValueError(f"a clipping threshold must be positive and finite, not {threshold:g}")
+    if not SMALLEST <= threshold <= LARGEST:
+        raise ValueError(f"a clipping threshold must be in [{SMALLEST:g}, {LARGEST:g}], not {threshold:g}")

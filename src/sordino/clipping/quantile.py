@@ -10,7 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sordino.clipping.policy import ClippingPolicy, Probe, State, check_threshold, clip_factors
+from sordino.clipping.policy import (
+    LARGEST,
+    SMALLEST,
+    ClippingPolicy,
+    Probe,
+    State,
+    check_threshold,
+    clip_factors,
+)
 from sordino.gradients import Norms
 
 
@@ -30,8 +38,8 @@ class Quantile(ClippingPolicy):
         check_threshold(self.threshold)
         if not 0 <= self.target_quantile <= 1:
             raise ValueError(f"target_quantile must be in [0, 1], not {self.target_quantile:g}")
-        if not self.speed > 0:
-            raise ValueError(f"speed must be positive, not {self.speed:g}")
+        if not 0 < self.speed < 100:
+            raise ValueError(f"speed must be in (0, 100), not {self.speed:g}")
 
     def start(self, names: Sequence[str]) -> State:
         return {"threshold": self.threshold}
@@ -53,4 +61,5 @@ class Quantile(ClippingPolicy):
     def update(self, state: State, gradient: Tensor, probes: Mapping[str, Any]) -> State:
         # The gate has divided by the expected batch; undo the centring, which is a public constant.
         fraction = min(1.0, max(0.0, float(probes["fraction_within"]) + 0.5))
-        return {"threshold": state["threshold"] * math.exp(-self.speed * (fraction - self.target_quantile))}
+        moved = state["threshold"] * math.exp(-self.speed * (fraction - self.target_quantile))
+        return {"threshold": min(LARGEST, max(SMALLEST, moved))}

@@ -52,6 +52,11 @@ class Sampling(ABC):
     def assumption(self) -> str:
         """What a reader of the guarantee must believe about the sampling."""
 
+    @property
+    def caveat(self) -> str | None:
+        """What every output must say beside its epsilon; None where the price is a guarantee."""
+        return None
+
     def check(self, n: int) -> None:
         """Raise ValueError if this sampling is impossible with n units."""
         return None
@@ -181,7 +186,10 @@ class Shuffled(_Batches):
     def assumption(self) -> str:
         if not self.assume_poisson:
             return f"batches of {self.batch_size} from a permutation per epoch, priced without amplification"
-        return (
-            f"NOT A GUARANTEE: batches of {self.batch_size} were shuffled but priced as Poisson sampling "
-            "(assume_poisson)"
-        )
+        return f"{self.caveat} (batches of {self.batch_size})"
+
+    @property
+    def caveat(self) -> str | None:
+        if not self.assume_poisson:
+            return None
+        return "NOT A GUARANTEE: batches were shuffled but priced as Poisson samples (assume_poisson)"

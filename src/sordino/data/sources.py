@@ -6,6 +6,7 @@ them as assumptions); everything else about a row is private and only the gate m
 
 from __future__ import annotations
 
+import hashlib
 from abc import ABC, abstractmethod
 from typing import Any, final
 
@@ -36,6 +37,12 @@ class Examples(ABC):
 
         Asked for every row in order, it may return the stored tensors themselves: never write to the result.
         """
+
+    may_draw_randomness = False  # does take() run code of the user's, which may augment?
+
+    def fingerprint(self, key: bytes) -> str | None:
+        """A keyed hash of all rows, where they are at hand; for checkpoints, never for an output."""
+        return None
 
     @abstractmethod
     def _no_rows(self) -> tuple[Tree, Tree]:
@@ -110,6 +117,14 @@ class _TensorExamples(Examples):
             return self._inputs, self._targets
         return self._select(indices)
 
+    def fingerprint(self, key: bytes) -> str | None:
+        digest = hashlib.blake2b(key=key, digest_size=16)
+        for leaf in tree_leaves((self._inputs, self._targets)):
+            array = leaf.detach().cpu().contiguous()
+            digest.update(f"{array.dtype} {tuple(array.shape)}".encode())
+            digest.update(array.reshape(-1).view(torch.uint8).numpy().data)
+        return digest.hexdigest()
+
     def _is_everything(self, indices: Tensor) -> bool:
         # Only the whole range, and not every contiguous one, is handed out without a copy: a model that works
         # in place on its input would otherwise quietly rewrite the data in every fixed-order epoch.
@@ -141,6 +156,7 @@ class _SubsetExamples(Examples):
             )
         self._whole = whole
         self._rows = rows
+        self.may_draw_randomness = whole.may_draw_randomness
 
     def __len__(self) -> int:
         return self._rows.numel()
@@ -154,6 +170,8 @@ class _SubsetExamples(Examples):
 
 @final
 class _DatasetExamples(Examples):
+    may_draw_randomness = True
+
     def __init__(self, dataset: Dataset[Any]) -> None:
         try:
             self._count = len(dataset)  # type: ignore[arg-type]  # torch's Dataset declares no __len__

@@ -3,13 +3,14 @@
 from sordino.gradients.calls import Loss, call_model
 from sordino.gradients.engine import Engine, Norms, Weigh
 from sordino.gradients.fallback import SlowGradients, loop_gradients
-from sordino.gradients.refuse import refuse, replace_batchnorm
+from sordino.gradients.refuse import Unsuitable, refuse, replace_batchnorm
 
 __all__ = [
     "Engine",
     "Loss",
     "Norms",
     "SlowGradients",
+    "Unsuitable",
     "Weigh",
     "call_model",
     "loop_gradients",

@@ -7,6 +7,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from sordino.gradients.refuse import Unsuitable
+
 Loss = Callable[[Any, Any], Tensor]
 
 
@@ -23,7 +25,7 @@ def check_loss(losses: Any, batch: int) -> None:
     """Raise unless there is one loss per example."""
     if not isinstance(losses, Tensor) or losses.shape != (batch,):
         got = f"shape {tuple(losses.shape)}" if isinstance(losses, Tensor) else type(losses).__name__
-        raise ValueError(
+        raise Unsuitable(
             f"the loss must return one value per example, {batch} for a batch of {batch}, but gave {got}: "
             "use reduction='none' and sum over everything but the batch"
         )

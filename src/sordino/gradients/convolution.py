@@ -68,13 +68,6 @@ def _product(sizes: Sequence[int]) -> int:
     return result
 
 
-def _tuple(value: Any, dims: int) -> list[int]:
-    if isinstance(value, int):
-        return [value] * dims
-    values = list(value)
-    return values * dims if len(values) == 1 else values
-
-
 def _watch_convolution(
     capture: Capture,
     function: Any,

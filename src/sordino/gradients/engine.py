@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +20,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from sordino.gradients import attention, broadcast, convolution, embedding, linear, normalisation, recurrent
 from sordino.gradients.calls import Loss, call_model, check_loss
 from sordino.gradients.capture import CannotCapture, Capture, Plan, learn
+from sordino.gradients.examine import Watchman, evaluating, refuse_mixing, shaken, variants
 from sordino.gradients.factors import Dense, Factor, Groups, join, squared_norms
 from sordino.gradients.fallback import SlowGradients, loop_gradients, per_example_gradients
 from sordino.gradients.refuse import refuse
@@ -35,6 +35,7 @@ _UNFOLDED_BYTES = 20 << 20
 _CAPTURED_BYTES = 96 << 20
 
 _PROBE_SIZES = (3, 5)  # two sizes tell which dimension counts examples
+_ROWS = 5  # to look at a model with
 
 
 @dataclass(frozen=True)
@@ -71,88 +72,99 @@ class Engine:
         self.last_loss = 0.0  # if kept, summed over the last batch of ``sums``: private, see Gate
         self.draws_randomness = True  # does a training pass use torch's generator? prepare() finds out
         self._batchnorms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+        self.everything_unruled = False  # all gradients from torch.func
+        self.checked_on_data = False
         self._plan: Plan | None = None
-        self._everything_unruled = False
 
     # Learning the model --------------------------------------------------------------------------------
 
     def prepare(self, inputs: Any, targets: Any) -> None:
-        """Learn how the model treats batches from five or more rows, made up if possible, and check it."""
-        largest = max(_PROBE_SIZES)
-        if _count(targets) < largest:
-            raise ValueError(f"prepare needs {largest} rows to learn how the model treats batches")
-        self._refuse_mixing(*_rows(inputs, targets, 0, largest))
-        with _evaluating(self.model), torch.random.fork_rng(devices=[]):
+        """Learn how the model treats batches from five rows, made up if possible, and check it."""
+        if _count(targets) < _ROWS:
+            raise ValueError(f"prepare needs {_ROWS} rows to learn how the model treats batches")
+        rows = _rows(inputs, targets, 0, _ROWS)
+        refuse_mixing(self.model, self.loss, *rows)
+        with evaluating(self.model), torch.random.fork_rng(devices=[]):
             plan = Plan()
             learn(
-                lambda capture, size: self._watch(capture, *_rows(inputs, targets, 0, size)),
+                lambda capture, size: self._watch(capture, *_rows(*rows, 0, size)),
                 self._parameters,
                 _PROBE_SIZES,
                 plan,
             )
-            rows = _rows(inputs, targets, 0, _PROBE_SIZES[0])
-            wanted = self._single_example_sums(*rows)
-            for example_first in (True, False):
-                if not example_first:
-                    plan = _folded_the_other_way(plan)
-                if self._agrees(plan, rows, wanted):
-                    self._plan = plan
+            for candidate in (plan, _folded_the_other_way(plan)):
+                if self._plan_holds(candidate, *rows):
+                    self._plan = candidate
                     break
             else:
-                warnings.warn(
-                    "no fast rule fits how this model treats its batches; using torch.func for all of it",
-                    SlowGradients,
-                    stacklevel=3,
-                )
-                self._plan, self._everything_unruled = plan, True
-            if self._plan.unruled and not self._everything_unruled:
+                self._plan = plan
+                self._give_up_rules("no fast rule fits how this model treats its batches")
+            if self._plan.unruled and not self.everything_unruled:
                 names = ", ".join(self.vector.slots[i].name for i in sorted(self._plan.unruled))
                 warnings.warn(
                     f"no fast rule for the way the model uses {names}; their gradients come from torch.func",
                     SlowGradients,
                     stacklevel=3,
                 )
-        self.draws_randomness = self._finds_randomness(*_rows(inputs, targets, 0, largest))
+        self.draws_randomness = self._finds_randomness(*rows)
         if self.microbatch is None:
-            with _evaluating(self.model):
-                self.microbatch = self._choose_microbatch(*_rows(inputs, targets, 0, largest))
+            with evaluating(self.model):
+                self.microbatch = self._choose_microbatch(*rows)
 
-    def _agrees(self, plan: Plan, rows: tuple[Any, Tensor], wanted: tuple[Tensor, Tensor]) -> bool:
-        norms, total = wanted
+    def _plan_holds(self, plan: Plan, inputs: Any, targets: Any) -> bool:
+        """Do norms and sums by this plan agree with single examples, for several arrangements of the rows?"""
+        with shaken(self.vector.theta, [(slot.start, slot.stop) for slot in self.vector.slots]):
+            agree = self._agrees(plan, inputs, targets)
+            for other in list(variants(inputs, targets))[1:] if agree else []:
+                try:
+                    agree = agree and self._agrees(plan, *other)
+                except (RuntimeError, IndexError, AssertionError, TypeError, ValueError):
+                    continue  # the model cannot run on rows of that form
+        return agree and self._agrees(plan, inputs, targets)
+
+    def _agrees(self, plan: Plan, inputs: Any, targets: Any) -> bool:
+        """Parameter by parameter: the norms of each example and the sum over them, against single examples."""
         self._plan = plan
+        squares: list[Tensor] = []
+
+        def weigh(norms: Norms) -> Tensor:
+            squares.append(norms.squares_PU)
+            return torch.ones_like(norms.total_U)[None]
+
         try:
-            got, got_norms = self._sums_of_batch(*rows, _ones, 1, None)
+            total = torch.empty(1, len(self.vector), device=self.vector.theta.device)
+            self._add_sums(inputs, targets, weigh, None, total, fresh=True)
         except CannotCapture:
             return False
-        # Wide bounds: a wrong layout is wrong by a factor, while a ReLU at a rounding error from its kink may
-        # move a gradient by a thousandth.
-        scale = max(float(norms.max()), 1e-30)
-        worst = max(float((got_norms - norms).abs().max()), float((got[0] - total).norm()))
-        return worst < 0.02 * scale
+        singles = loop_gradients(self.model, self.loss, self._parameters, inputs, targets)
+        keep = torch.stack([rows.isfinite().all(1) for rows in singles]).all(0)
+        singles = [torch.where(keep[:, None], rows, 0.0) for rows in singles]
+        scale = float(torch.stack([rows.norm(dim=1) for rows in singles]).norm(dim=0).max())
+        for got, square, rows in zip(total[0].split(self._sizes), squares[0], singles, strict=True):
+            norms = rows.norm(dim=1)
+            # Wide bounds: a wrong layout is wrong by a factor, while a ReLU at a rounding error from its kink
+            # moves a gradient by a thousandth; and gradients that cancel exactly are all rounding.
+            bound = 0.03 * float(norms.max()) + 1e-4 * scale
+            if float((square.clamp_min(0).sqrt() - norms).abs().max()) > bound:
+                return False
+            if float((got - rows.sum(0)).norm()) > bound:
+                return False
+        return True
 
-    def _single_example_sums(self, inputs: Any, targets: Any) -> tuple[Tensor, Tensor]:
-        rows = torch.cat(loop_gradients(self.model, self.loss, self._parameters, inputs, targets), 1)
-        rows = torch.where(rows.isfinite().all(1, keepdim=True), rows, 0.0)
-        return rows.norm(dim=1), rows.sum(0)
+    def _give_up_rules(self, reason: str) -> None:
+        warnings.warn(f"{reason}; using torch.func for all of it", SlowGradients, stacklevel=4)
+        self.everything_unruled = True
+        if self.microbatch is not None:
+            self.microbatch = min(self.microbatch, self._dense_microbatch())
 
-    def _refuse_mixing(self, inputs: Any, targets: Any) -> None:
-        """Raise if the loss of a row depends on the rows beside it, in the mode the model is in."""
-        buffers = [(buffer, buffer.clone()) for buffer in self.model.buffers()]
-        first = []
-        for rows in (torch.tensor([0, 1, 2]), torch.tensor([0, 3, 4])):
-            with torch.no_grad(), torch.random.fork_rng(devices=[]):
-                torch.manual_seed(0)  # the same dropout in both
-                losses = self.loss(call_model(self.model, _take(inputs, rows)), _take(targets, rows))
-            check_loss(losses, 3)
-            first.append(losses[0])
-            for buffer, before in buffers:
-                buffer.copy_(before)
-        # Same size, same place in the batch: the arithmetic is the same, so the bound can be tight.
-        if not torch.allclose(first[0], first[1], rtol=1e-5, atol=1e-7, equal_nan=True):
-            raise ValueError(
-                "the loss of an example depends on the other examples of its batch, so nobody's influence is "
-                "bounded: remove what mixes them (batch statistics, attention across the batch, a reduced loss)"
-            )
+    def _check_on_data(self, inputs: Any, targets: Any) -> None:
+        """Once, on a few rows of a real batch: made-up rows may not show everything (a sort, a branch)."""
+        assert self._plan is not None
+        self.checked_on_data = True
+        rows = _rows(inputs, targets, 0, _ROWS)
+        with evaluating(self.model), torch.random.fork_rng(devices=[]):
+            if not self._agrees(self._plan, *rows):
+                self._give_up_rules("the model treats these batches otherwise than those it was checked on")
 
     def _finds_randomness(self, inputs: Any, targets: Any) -> bool:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
@@ -161,8 +173,8 @@ class Engine:
             return not torch.equal(before, torch.get_rng_state())
 
     def _choose_microbatch(self, inputs: Any, targets: Any) -> int:
-        if self._everything_unruled:
-            return max(1, _CAPTURED_BYTES // (8 * len(self.vector)))
+        if self.everything_unruled:
+            return self._dense_microbatch()
         assert self._plan is not None
         capture = Capture(self._parameters, _count(targets), self._plan)
         self._watch(capture, inputs, targets, backward=True)
@@ -172,6 +184,9 @@ class Engine:
         if capture.unfolded_bytes:
             sizes.append(_UNFOLDED_BYTES * _count(targets) // capture.unfolded_bytes)
         return max(1, min(sizes))
+
+    def _dense_microbatch(self) -> int:
+        return max(1, _CAPTURED_BYTES // (8 * len(self.vector)))
 
     # Sums ----------------------------------------------------------------------------------------------
 
@@ -191,29 +206,22 @@ class Engine:
         if rows == 0:
             total = torch.zeros(count, len(self.vector), device=self.vector.theta.device)
             return total, total.new_zeros(0)
+        watchman = Watchman(self.model)
+        if self._plan is None and rows >= _ROWS:
+            self.prepare(inputs, targets)
+        if self._plan is not None and not (self.checked_on_data or self.everything_unruled) and rows > 1:
+            self._check_on_data(inputs, targets)
         total = torch.empty(count, len(self.vector), device=self.vector.theta.device)
-        if self._plan is None:
-            repeats = -(-max(_PROBE_SIZES) // rows)
-            self.prepare(
-                *tree_map(lambda x: torch.cat([x] * repeats) if repeats > 1 else x, (inputs, targets))
-            )
-            self.last_loss = 0.0
-        assert self.microbatch is not None
         all_norms: list[Tensor] = []
-        for part in _microbatches(rows, self.microbatch, groups):
+        for part in _microbatches(rows, self.microbatch or 1, groups):
             ids = None if groups is None else groups[part]
-            norms = self._add_sums(
-                _take(inputs, part), _take(targets, part), weigh, ids, total, fresh=not all_norms
-            )
-            all_norms.append(norms)
+            piece = _take(inputs, part), _take(targets, part)
+            all_norms.append(self._add_sums(*piece, weigh, ids, total, fresh=not all_norms))
+            if self.keep_loss:
+                with torch.no_grad(), torch.random.fork_rng(devices=[]):
+                    self.last_loss += float(self.loss(call_model(self.model, piece[0]), piece[1]).sum())
+        watchman.check()
         return total, all_norms[0] if len(all_norms) == 1 else torch.cat(all_norms)
-
-    def _sums_of_batch(
-        self, inputs: Any, targets: Any, weigh: Weigh, count: int, groups: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        total = torch.empty(count, len(self.vector), device=self.vector.theta.device)
-        norms = self._add_sums(inputs, targets, weigh, groups, total, fresh=True)
-        return total, norms
 
     def _add_sums(
         self, inputs: Any, targets: Any, weigh: Weigh, ids: Tensor | None, total: Tensor, *, fresh: bool
@@ -249,9 +257,11 @@ class Engine:
 
     def _factors(self, inputs: Any, targets: Any) -> tuple[list[list[Factor]], int]:
         """For each parameter, what its per-example gradients are made of, joined over its uses."""
-        assert self._plan is not None
         batch = _count(targets)
-        if not self._everything_unruled:
+        if self._plan is None:  # too few rows to learn from, and none could be made up
+            singles = loop_gradients(self.model, self.loss, self._parameters, inputs, targets)
+            return [[Dense(rows)] for rows in singles], batch
+        if not self.everything_unruled:
             capture = Capture(self._parameters, batch, self._plan)
             before = torch.get_rng_state() if self._plan.unruled else None
             try:
@@ -263,7 +273,7 @@ class Engine:
             if before is None or torch.equal(before, torch.get_rng_state()):
                 return self._joined(capture, inputs, targets), batch
             torch.set_rng_state(before)
-            self._everything_unruled = True
+            self.everything_unruled = True
         return self._fallback_factors(inputs, targets, range(len(self._parameters))), batch
 
     def _watch(self, capture: Capture, inputs: Any, targets: Any, backward: bool = False) -> None:
@@ -274,8 +284,6 @@ class Engine:
             if backward:
                 capture.backward(losses)
             capture.forget()
-        if self.keep_loss:
-            self.last_loss += float(losses.detach().sum())
 
     def _joined(self, capture: Capture, inputs: Any, targets: Any) -> list[list[Factor]]:
         factors = [capture.factors.get(i, []) for i in range(len(self._parameters))]
@@ -312,14 +320,7 @@ class Engine:
         named = [(self.vector.slots[i].name, self._parameters[i]) for i in indices]
         if not named:
             return []
-        if self.keep_loss and len(named) == len(self._parameters):
-            with torch.no_grad(), torch.random.fork_rng(devices=[]):
-                self.last_loss += float(self.loss(call_model(self.model, inputs), targets).sum())
         return [[Dense(g)] for g in per_example_gradients(self.model, self.loss, named, inputs, targets)]
-
-
-def _ones(norms: Norms) -> Tensor:
-    return torch.ones_like(norms.total_U)[None]
 
 
 def _tensors(factor: Factor) -> list[Tensor]:
@@ -362,15 +363,3 @@ def _microbatches(n: int, size: int, groups: Tensor | None) -> Iterator[slice | 
             start = stop
         stop += members
     yield order[start:stop]
-
-
-@contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Every module in evaluation mode, and back as each one was."""
-    modes = [(module, module.training) for module in model.modules()]
-    try:
-        model.eval()
-        yield
-    finally:
-        for module, mode in modes:
-            module.training = mode

@@ -7,26 +7,30 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 
+class Unsuitable(ValueError):
+    """The model cannot be trained privately as it is; the message says what to change."""
+
+
 def refuse(model: nn.Module) -> None:
     """Raise ValueError, naming module and remedy, if a layer mixes examples while training."""
     for name, module in model.named_modules():
         where = f"{name or 'the model'} ({type(module).__name__})"
         if isinstance(module, _BatchNorm):
             if module.training or not module.track_running_stats:
-                raise ValueError(
+                raise Unsuitable(
                     f"{where} mixes the examples of a batch, so no example's influence is bounded: use "
                     "sordino.replace_batchnorm(model), which puts GroupNorm in its place"
                 )
         elif isinstance(module, _InstanceNorm):
             if module.track_running_stats:
-                raise ValueError(
+                raise Unsuitable(
                     f"{where} keeps running statistics of private data: set track_running_stats=False"
                 )
         elif isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
-            if module.max_norm is not None and module.weight.requires_grad:
-                raise ValueError(f"{where} rewrites its weights in the forward pass: set max_norm=None")
+            if module.max_norm is not None:
+                raise Unsuitable(f"{where} rewrites its weights in the forward pass: set max_norm=None")
             if module.scale_grad_by_freq:
-                raise ValueError(f"{where} scales by counts over the batch: set scale_grad_by_freq=False")
+                raise Unsuitable(f"{where} scales by counts over the batch: set scale_grad_by_freq=False")
 
 
 def replace_batchnorm(model: nn.Module, groups: int = 32) -> nn.Module:

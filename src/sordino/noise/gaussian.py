@@ -17,9 +17,9 @@ _CHUNK = 1 << 18  # coordinates per pass: the work buffers stay in the cache
 class GaussianNoise:
     """Adds N(0, std^2) drawn from the stream of (purpose, step) to vectors: Box-Muller on an AES key stream.
 
-    One radius and one angle, 32 bits each, make two normals; the tail ends at 6.7 standard deviations
+    One radius and one angle, 32 bits each, make two normals; the tail ends at 6.5 standard deviations
     (``Tensor.normal_`` has 24 bits and ends at 5.8). With ``secure=True`` radius and angle have 64 bits and are
-    computed in double precision, and the tail ends at 9.4. Neither hides which floating-point numbers a sum can
+    computed in double precision, and the tail ends at 9.3. Neither hides which floating-point numbers a sum can
     take (Mironov, 2012): see docs/design.md.
     """
 
@@ -48,14 +48,15 @@ class GaussianNoise:
         # u, uniform in (-1, 1), is an odd multiple of a power of two, so that its logarithm is finite; the radius
         # is sqrt(-2 ln |u|) = sqrt(-ln u^2).
         torch.mul(use.radius_bits.bitwise_or_(1), use.unit, out=use.radius)
-        use.radius.mul_(use.radius).log_().mul_(-std * std).sqrt_()
-        torch.mul(use.angle_bits, math.pi * use.unit, out=use.angle)
+        use.radius.mul_(use.radius).log_().neg_().sqrt_()
+        torch.mul(use.angle_bits, use.half_turn, out=use.angle)
         torch.cos(use.angle, out=use.cosine)
         use.angle.sin_()
         if part.device.type == "cpu" and part.dtype == self._real and count == 2 * half:
-            part[:half].addcmul_(use.radius, use.cosine)
-            part[half:].addcmul_(use.radius, use.angle)
+            part[:half].addcmul_(use.radius, use.cosine, value=std)
+            part[half:].addcmul_(use.radius, use.angle, value=std)
             return
+        use.radius.mul_(std)
         one, two = use.cosine.mul_(use.radius), use.angle.mul_(use.radius)
         first = min(half, count)
         part[:first].add_(one[:first].to(part.device, part.dtype))
@@ -73,7 +74,9 @@ class _Buffers:
         self.bytes = raw.data
         self.radius_bits, self.angle_bits = words[:half], words[half:]
         self.radius, self.angle, self.cosine = (torch.empty(half, dtype=real) for _ in range(3))
-        self.unit = 2.0 ** -(bits - 1)
+        # As tensors: a Python number would make the product of integers with it single precision.
+        self.unit = torch.tensor(2.0 ** -(bits - 1), dtype=real)
+        self.half_turn = torch.tensor(math.pi * 2.0 ** -(bits - 1), dtype=real)
 
 
 def joint_split(noise_multiplier: float, probe_multipliers: Sequence[float]) -> float:

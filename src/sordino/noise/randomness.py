@@ -45,6 +45,11 @@ class Streams:
         """For tests and experiments only: a known seed voids the guarantee."""
         return cls(hashlib.blake2b(f"sordino seed {seed}".encode(), digest_size=32).digest(), seeded=True)
 
+    @property
+    def identity(self) -> str:
+        """A public name for this key: charges of different runs never share a key in a ledger."""
+        return hashlib.blake2b(b"identity", key=self.key, digest_size=8).hexdigest()
+
     def fill(self, purpose: str, step: int, buffer: memoryview) -> None:
         """Fill ``buffer`` with the start of the stream of (purpose, step)."""
         Reader(self, purpose, step).fill(buffer)

@@ -46,6 +46,8 @@ def draw_report(summary: dict[str, Any], history: list[dict[str, Any]], path: Pa
         axes.grid(alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)
     void = "  (seeded: not a guarantee)" if summary.get("seeded") else ""
+    if "caveat" in summary:
+        void += "\n" + summary["caveat"]
     figure.suptitle(f"{summary['data']}: {summary['method']['name']}{void}")
     figure.savefig(path, dpi=120)
     pyplot.close(figure)

@@ -1,7 +1,7 @@
 """Run directories, checkpoints and progress."""
 
 from sordino.runs.checkpoint import Checkpoint, delete_checkpoint, restore_
-from sordino.runs.directory import RunDirectory
+from sordino.runs.directory import RunDirectory, to_json
 from sordino.runs.progress import TrainingBar
 
-__all__ = ["Checkpoint", "RunDirectory", "TrainingBar", "delete_checkpoint", "restore_"]
+__all__ = ["Checkpoint", "RunDirectory", "TrainingBar", "delete_checkpoint", "restore_", "to_json"]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,22 +29,23 @@ class Checkpoint:
 
     state: dict[str, Any]
 
-    def save(self, folder: Path) -> None:
+    def save(self, folder: Path, file: str = _FILE) -> None:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder.chmod(0o700)  # whatever the umask, and whoever made it
         tensors: dict[str, Tensor] = {}
         numbers = _split(self.state, "", tensors)
-        replace_file(folder / _FILE, save(tensors, {"state": json.dumps(numbers)}), mode=0o600)
+        replace_file(folder / file, save(tensors, {"state": json.dumps(numbers)}), mode=0o600)
 
     @classmethod
-    def load(cls, folder: Path) -> Checkpoint | None:
+    def load(cls, folder: Path, file: str = _FILE) -> Checkpoint | None:
         """The checkpoint in ``folder``, or None if there is none."""
-        path = folder / _FILE
+        path = folder / file
         if not path.exists():
             return None
         try:
-            with safe_open(path, framework="pt") as file:
-                numbers = json.loads(file.metadata()["state"])
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            with safe_open(path, framework="pt") as opened:
+                numbers = json.loads(opened.metadata()["state"])
+                tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
         except (SafetensorError, OSError, KeyError, ValueError, TypeError) as error:
             raise ValueError(
                 f"the checkpoint {path} cannot be read ({error}): start the run afresh"
@@ -52,7 +54,10 @@ class Checkpoint:
 
 
 def delete_checkpoint(folder: Path) -> None:
-    shutil.rmtree(folder, ignore_errors=True)
+    try:
+        shutil.rmtree(folder)
+    except OSError as error:
+        warnings.warn(f"{folder} holds the key of the noise and could not be deleted: {error}", stacklevel=2)
 
 
 def _split(state: dict[str, Any], prefix: str, tensors: dict[str, Tensor]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ class RunDirectory:
 
     def create(self) -> None:
         self.path.mkdir(parents=True, exist_ok=True)
-        self._history.write_text("")
+        self._history.touch()
 
     @property
     def summary(self) -> dict[str, Any] | None:
@@ -36,11 +37,16 @@ class RunDirectory:
 
     @property
     def is_empty(self) -> bool:
-        return not self.path.exists() or not any(self.path.iterdir())
+        """Nothing there, or only what a run killed before its first checkpoint has left."""
+        if not self.path.exists():
+            return True
+        if not self.path.is_dir():
+            return False
+        return all(_is_leftover(entry) for entry in self.path.iterdir())
 
     def append_history(self, line: dict[str, Any]) -> None:
         with self._history.open("a") as file:
-            file.write(json.dumps(line) + "\n")
+            file.write(to_json(line) + "\n")
 
     def history_size(self) -> int:
         return self._history.stat().st_size
@@ -52,8 +58,7 @@ class RunDirectory:
         return [json.loads(line) for line in self._history.read_text().splitlines()]
 
     def write_json(self, name: str, content: dict[str, Any]) -> None:
-        text = json.dumps(content, indent=2, allow_nan=False) + "\n"
-        replace_file(self.path / name, text.encode())
+        replace_file(self.path / name, (to_json(content, indent=2) + "\n").encode())
 
     def write_model(self, model: nn.Module) -> None:
         # Parameters share one storage, and tied ones memory: safetensors wants each tensor on its own.
@@ -61,6 +66,26 @@ class RunDirectory:
         temporary = self.path / ".model.safetensors.tmp"
         save_file(tensors, temporary)
         os.replace(temporary, self.path / "model.safetensors")
+
+
+def to_json(content: Any, indent: int | None = None) -> str:
+    """JSON, with numbers that it has not (a diverged loss) as the strings "nan", "inf" and "-inf"."""
+
+    def finite(value: Any) -> Any:
+        if isinstance(value, float) and not math.isfinite(value):
+            return str(value)
+        if isinstance(value, dict):
+            return {name: finite(part) for name, part in value.items()}
+        return [finite(part) for part in value] if isinstance(value, (list, tuple)) else value
+
+    return json.dumps(finite(content), indent=indent, allow_nan=False)
+
+
+def _is_leftover(entry: Path) -> bool:
+    if entry.name == _CHECKPOINT:
+        return entry.is_dir() and all(_is_leftover(part) for part in entry.iterdir())
+    temporary = entry.name.startswith(".") and entry.name.endswith(".tmp")
+    return temporary or (entry.name == "history.jsonl" and entry.stat().st_size == 0)
 
 
 def replace_file(path: Path, content: bytes, mode: int = 0o644) -> None:
