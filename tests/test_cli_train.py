@@ -84,6 +84,10 @@ def bad_files(folder: Path) -> None:
         "from torch import nn\n"
         "def net():\n"
         "    return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Linear(8, 10))\n"
+        "def narrow():\n"
+        "    return nn.Sequential(nn.Flatten(), nn.Linear(64, 3))\n"
+        "def wrong():\n"
+        "    return nn.Sequential(nn.Flatten(), nn.Linear(63, 10))\n"
         "def none():\n"
         "    return 3\n"
     )
@@ -115,6 +119,8 @@ def bad_files(folder: Path) -> None:
         (["digits", *PAID, "--model", "resnet"], "model"),
         (["digits", *PAID, "--model", "normed.py:net"], "BatchNorm1d"),
         (["digits", *PAID, "--model", "normed.py:none"], "nn.Module"),
+        (["digits", *PAID, "--model", "normed.py:narrow"], "10 scores"),
+        (["digits", *PAID, "--model", "normed.py:wrong"], "cannot run on inputs"),
         (["digits", *PAID, "--batch-size", "5000"], "at most"),
         (["digits", *PAID, "--epochs", "0"], "epochs"),
         (["digits", *PAID, "--sampling", "random"], "there is no sampling"),

@@ -21,8 +21,10 @@ COMMAND = [
 
 
 def launch(out: Path) -> subprocess.Popen[bytes]:
+    # One thread: many short parallel regions on a machine that is busy otherwise wait for each other.
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(
-        [*COMMAND, "--out", str(out)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        [*COMMAND, "--out", str(out)], env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
 
 

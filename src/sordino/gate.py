@@ -207,15 +207,20 @@ class Gate:
 
     def _prepare(self) -> None:
         """Check the model on made-up rows, so that an unsuitable one is refused before a private row is seen."""
-        inputs, targets = self._on_device(self._data.template(5))
         try:
-            self.engine.prepare(inputs, targets)
+            self.engine.prepare(*self._on_device(self._data.template(5)))
         except Unsuitable:
             raise
-        except Exception:
-            # The model cannot run on made-up values (lengths, special tokens): the engine will check itself
-            # on the first batch, inside the gate.
-            pass
+        except Exception as problem:
+            # The model may be one that cannot run on made-up values (lengths, special tokens). A few real rows
+            # tell; nothing of them leaves but whether the model runs. With fewer it looks at its first batch.
+            if len(self._data) >= 5:
+                try:
+                    self.engine.prepare(*self._on_device(self._data.take(torch.arange(5))))
+                except Unsuitable:
+                    raise
+                except Exception:
+                    raise problem from None
 
 
 class _Units:

@@ -15,6 +15,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
+    from torch import nn
+
+    from sordino.data import Loaded
     from sordino.training import Run
 
 # torch and the accountants load slowly: they are imported inside the command, so that --help is quick.
@@ -137,6 +140,7 @@ def train(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(initial.seed_for("initialisation", 0))
         network = build_model(spec, loaded.input_shape, loaded.classes)
+    _check_outputs(network, loaded, spec)
     folder = out or Path("runs") / f"{loaded.name}-{time.strftime('%Y%m%d-%H%M%S')}"
     with warnings.catch_warnings(), _interruptible(folder):
         warnings.showwarning = _show_warning
@@ -182,6 +186,28 @@ def _settings(pairs: list[str]) -> dict[str, Any]:
         except ValueError:
             settings[name] = value
     return settings
+
+
+def _check_outputs(network: nn.Module, loaded: Loaded, spec: str) -> None:
+    """The model runs on rows of this shape and gives a score for each class; made-up rows tell."""
+    import torch
+
+    from sordino.data import as_examples
+
+    inputs, _ = as_examples(loaded.train).template(5)
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            output = network(inputs)
+    except Exception as error:
+        raise ValueError(
+            f"model {spec!r} cannot run on inputs of shape {loaded.input_shape}: {type(error).__name__}: {error}"
+        ) from error
+    if not isinstance(output, torch.Tensor) or output.dim() != 2 or output.shape[1] < loaded.classes:
+        got = f"shape {tuple(output.shape)}" if isinstance(output, torch.Tensor) else type(output).__name__
+        raise ValueError(
+            f"model {spec!r} must give {loaded.classes} scores for each of 5 rows, shape (5, {loaded.classes}), "
+            f"but gave {got}"
+        )
 
 
 @contextmanager
