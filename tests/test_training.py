@@ -119,8 +119,10 @@ def test_resuming_another_plan_is_refused(toy: Any, tmp_path: Path, monkeypatch:
         start(toy, out=tmp_path / "cut")
 
 
-def test_resume_of_nothing_starts_and_of_rubbish_refuses(toy: Any, tmp_path: Path) -> None:
-    assert start(toy, out=tmp_path / "fresh", resume=True).epsilon <= 3.0
+def test_resume_of_nothing_or_rubbish_is_refused(toy: Any, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no interrupted run"):
+        start(toy, out=tmp_path / "mistyped", resume=True)
+    assert not (tmp_path / "mistyped").exists()
     (tmp_path / "rubbish").mkdir()
     (tmp_path / "rubbish/notes.txt").write_text("mine")
     with pytest.raises(ValueError, match="no checkpoint"):
@@ -250,6 +252,16 @@ def test_a_public_regulariser_acts_after_the_gate(toy: Any) -> None:
     assert size[0] < 0.01 * size[1]
 
 
+def test_a_public_regulariser_must_be_one_number(toy: Any) -> None:
+    with pytest.raises(ValueError, match="one number"):
+        start(toy, public_loss=lambda theta: theta)
+
+
+def test_a_method_by_its_name_and_groups_as_a_list(toy: Any) -> None:
+    run = start(toy, method="dp-adam", groups=[i // 2 for i in range(60)])
+    assert (run.summary["method"]["name"], run.summary["n"]) == ("dp-adam", 30)
+
+
 def test_the_average_is_the_model_that_comes_out(toy: Any) -> None:
     """One full-batch step: the average leans on it with weight 1 - min(decay, 1/10)."""
     one_step: dict[str, Any] = {"epochs": 1, "batch_size": 60, "budget": None, "noise_multiplier": 0}
@@ -283,6 +295,8 @@ def test_groups_train_with_users_as_the_unit(toy: Any) -> None:
         ({"epochs": math.nan}, "epochs"),
         ({"sampling": "random"}, "there is no sampling"),
         ({"accountant": "guess"}, "accountant"),
+        ({"method": "dp-sdg"}, "there is no method"),
+        ({"groups": [1, 2, 3]}, "one id for each"),
         ({"secure": True}, "leave out the seed"),
         ({"method": adam_wosm(), "budget": None, "noise_multiplier": 0.0}, "needs some"),
     ],

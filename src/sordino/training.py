@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from sordino.data import FixedOrder, Poisson, Sampling, Shuffled, as_examples
 from sordino.gate import Gate, Released
 from sordino.gradients import Loss, call_model, refuse
-from sordino.methods import Method
+from sordino.methods import Method, method_named
 from sordino.noise import Streams
 from sordino.privacy import (
     Budget,
@@ -63,7 +63,7 @@ def train(
     loss: Loss,
     data: Any,
     *,
-    method: Method,
+    method: Method | str,
     epochs: float,
     batch_size: int,
     budget: Budget | None = None,
@@ -97,6 +97,12 @@ def train(
     started = time.monotonic()
     refuse(model)  # before any data is touched
     examples = as_examples(data)
+    if isinstance(method, str):
+        method = method_named(method)
+    if groups is not None:
+        groups = torch.as_tensor(groups)
+        if groups.shape != (len(examples),):
+            raise ValueError(f"groups must give one id for each of the {len(examples)} rows")
     units = len(examples) if groups is None else len(torch.unique(groups))
     how = _sampling(sampling, batch_size, units)
     calls = method.step.calls
@@ -411,6 +417,10 @@ def _find_checkpoint(directory: RunDirectory | None, resume: bool) -> dict[str, 
                 f"{directory.path} is not empty: choose another directory, or resume the run in it"
             )
         return None
+    if not directory.path.is_dir() or not any(directory.path.iterdir()):
+        raise ValueError(
+            f"there is no interrupted run in {directory.path}: check the directory, or do not resume"
+        )
     summary = directory.summary
     if summary is not None and summary.get("status") == "complete":
         raise ValueError(f"the run in {directory.path} is complete: there is nothing to resume")
@@ -466,7 +476,10 @@ def _check_same_plan(saved: dict[str, Any], now: dict[str, Any]) -> None:
 def _gradient(public_loss: Callable[[Tensor], Tensor], theta: Tensor) -> Tensor:
     point = theta.detach().clone().requires_grad_()
     with torch.enable_grad():
-        (gradient,) = torch.autograd.grad(public_loss(point), point)
+        value = public_loss(point)
+        if not isinstance(value, Tensor) or value.numel() != 1:
+            raise ValueError("public_loss(theta) must return one number, as a tensor")
+        (gradient,) = torch.autograd.grad(value, point)
     return gradient
 
 

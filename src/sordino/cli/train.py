@@ -62,9 +62,16 @@ def train(
         list[str] | None,
         typer.Option("--set", metavar="NAME=VALUE", help="A setting of the method, e.g. learning_rate=0.5."),
     ] = None,
-    epochs: Annotated[float | None, typer.Option(help="Passes over the data (expected).")] = None,
-    batch_size: Annotated[int | None, typer.Option(help="Expected batch size.")] = None,
-    model: Annotated[str | None, typer.Option(help="linear, mlp[:sizes], cnn, or MODULE:CALLABLE.")] = None,
+    epochs: Annotated[
+        float | None, typer.Option(help="Passes over the data (expected); by default chosen for the data.")
+    ] = None,
+    batch_size: Annotated[
+        int | None, typer.Option(help="Expected batch size; by default chosen for the data.")
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help="linear, mlp[:sizes], cnn, or MODULE:CALLABLE; by default chosen for the data."),
+    ] = None,
     sampling: Annotated[
         str,
         typer.Option(

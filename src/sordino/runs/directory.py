@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import nn
 
 _CHECKPOINT = "checkpoint"
@@ -63,9 +63,7 @@ class RunDirectory:
     def write_model(self, model: nn.Module) -> None:
         # Parameters share one storage, and tied ones memory: safetensors wants each tensor on its own.
         tensors = {name: t.detach().cpu().clone().contiguous() for name, t in model.state_dict().items()}
-        temporary = self.path / ".model.safetensors.tmp"
-        save_file(tensors, temporary)
-        os.replace(temporary, self.path / "model.safetensors")
+        replace_file(self.path / "model.safetensors", save(tensors))
 
 
 def to_json(content: Any, indent: int | None = None) -> str:
