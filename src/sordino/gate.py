@@ -25,7 +25,7 @@ from sordino.clipping.policy import ClippingPolicy, Probe
 from sordino.data import Sampling, as_examples, tree_map
 from sordino.gradients import Engine, Loss, Norms, Unsuitable
 from sordino.noise import GaussianNoise, Streams, joint_split
-from sordino.privacy import Ledger, gaussian, poisson_gaussian, repeat
+from sordino.privacy import Ledger, release, repeat
 
 
 @dataclass(frozen=True)
@@ -200,10 +200,7 @@ class Gate:
         return batch if device.type == "cpu" else tree_map(lambda x: x.to(device, non_blocking=True), batch)
 
     def _price_of_a_charge(self) -> DpEvent:
-        rate = self.sampling.amplified_rate(self.units)
-        return (
-            gaussian(self.noise_multiplier) if rate is None else poisson_gaussian(self.noise_multiplier, rate)
-        )
+        return release(self.noise_multiplier, self.sampling.amplified_rate(self.units))
 
     def _prepare(self) -> None:
         """Check the model on made-up rows, so that an unsuitable one is refused before a private row is seen."""

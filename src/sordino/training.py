@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from sordino.data import FixedOrder, Poisson, Sampling, Shuffled, as_examples
 from sordino.gate import Gate, Released
-from sordino.gradients import Loss, call_model, refuse
+from sordino.gradients import Loss, call_model, evaluating, refuse
 from sordino.methods import Method, method_named
 from sordino.noise import Streams
 from sordino.privacy import (
@@ -29,10 +29,9 @@ from sordino.privacy import (
     Ledger,
     certificate,
     epsilon_after,
-    gaussian,
     noise_for,
-    poisson_gaussian,
     price,
+    release,
     repeat,
     show_epsilon,
 )
@@ -307,9 +306,7 @@ def evaluate(model: nn.Module, loss: Loss, data: Any, batch: int = 1000) -> dict
     """Mean loss on held-out rows, and accuracy where outputs are class scores. Not covered by any guarantee."""
     examples = as_examples(data)
     total, right, classified = 0.0, 0, True
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    with torch.no_grad():
+    with evaluating(model), torch.no_grad():
         for start in range(0, len(examples), batch):
             inputs, targets = examples.take(torch.arange(start, min(start + batch, len(examples))))
             output = call_model(model, inputs)
@@ -317,8 +314,6 @@ def evaluate(model: nn.Module, loss: Loss, data: Any, batch: int = 1000) -> dict
             classified = classified and _are_scores(output, targets)
             if classified:
                 right += int((output.argmax(1) == targets).sum())
-    for module, mode in modes:
-        module.training = mode
     metrics = {"test_accuracy": right / len(examples)} if classified else {}
     return {**metrics, "test_loss": total / len(examples)}
 
@@ -374,7 +369,7 @@ def _noise(
         rate, charges = how.amplified_rate(units), how.charges(calls, units)
 
         def plan(z: float) -> DpEvent:
-            return repeat(gaussian(z) if rate is None else poisson_gaussian(z, rate), charges)
+            return repeat(release(z, rate), charges)
 
         return noise_for(budget, plan, accountant), budget.delta
     assert noise_multiplier is not None

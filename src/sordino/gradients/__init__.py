@@ -2,6 +2,7 @@
 
 from sordino.gradients.calls import Loss, call_model
 from sordino.gradients.engine import Engine, Norms, Weigh
+from sordino.gradients.examine import evaluating
 from sordino.gradients.fallback import SlowGradients, loop_gradients
 from sordino.gradients.refuse import Unsuitable, refuse, replace_batchnorm
 
@@ -13,6 +14,7 @@ __all__ = [
     "Unsuitable",
     "Weigh",
     "call_model",
+    "evaluating",
     "loop_gradients",
     "refuse",
     "replace_batchnorm",

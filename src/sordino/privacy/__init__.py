@@ -10,6 +10,7 @@ from sordino.privacy.events import (
     event_to_json,
     gaussian,
     poisson_gaussian,
+    release,
     repeat,
 )
 from sordino.privacy.ledger import Ledger
@@ -29,6 +30,7 @@ __all__ = [
     "poisson_gaussian",
     "price",
     "recompute",
+    "release",
     "repeat",
     "show_epsilon",
     "steps_for",

@@ -49,6 +49,13 @@ def poisson_gaussian(noise_multiplier: float, sampling_rate: float) -> DpEvent:
     return PoissonSampledDpEvent(float(sampling_rate), release)
 
 
+def release(noise_multiplier: float, amplified_rate: float | None) -> DpEvent:
+    """One release of the gate: on a Poisson sample of that rate, or unamplified if the rate is None."""
+    if amplified_rate is None:
+        return gaussian(noise_multiplier)
+    return poisson_gaussian(noise_multiplier, amplified_rate)
+
+
 def repeat(event: DpEvent, count: int) -> DpEvent:
     """`event`, `count` times in a row (each may depend on what the ones before it released)."""
     if count < 0 or count != int(count):
