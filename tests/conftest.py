@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
+
+from sordino.steps import Plan
 
 torch.set_num_threads(2)
 
@@ -26,3 +32,26 @@ def small_model() -> nn.Module:
 
 def cross_entropy(output: Tensor, target: Tensor) -> Tensor:
     return nn.functional.cross_entropy(output, target, reduction="none")
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a field returns, made up."""
+
+    gradient: Tensor
+    noise_std: float = 0.0
+    threshold: float = 1.0
+    probes: Mapping[str, Any] = field(default_factory=dict)
+
+
+def vector(*numbers: float) -> Tensor:
+    return torch.tensor(numbers, dtype=torch.float64)
+
+
+def plan_of(**numbers: Any) -> Plan:
+    """A plan with these numbers, and others that do not matter."""
+    defaults: dict[str, Any] = {
+        "parameters": 1, "steps": 100, "batches": 100, "batches_per_epoch": 10.0, "expected_batch": 1.0,
+        "noise_multiplier": 1.0,
+    }  # fmt: skip
+    return Plan(**{**defaults, **numbers})

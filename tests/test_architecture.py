@@ -16,6 +16,7 @@ SOURCE = Path(sordino.__file__).parent
 ORDER = [
     "vector",
     "gradients",
+    "hypergradient",
     "clipping",
     "noise",
     "steps",
@@ -28,6 +29,7 @@ ORDER = [
     "runs",
     "training",
     "report",
+    "recipes",
     "cli",
 ]
 

@@ -159,7 +159,7 @@ def test_digits_need_no_folder(monkeypatch: pytest.MonkeyPatch) -> None:
         ("fashion_mnist", "did you mean fashion-mnist"),
         ("MNIST", "did you mean mnist"),
         ("cifar-10", "did you mean cifar10"),
-        ("ag-news", "unknown data set 'ag-news': .*there are cifar10, digits, fashion-mnist, mnist"),
+        ("imagenet", "unknown data set 'imagenet': there are adult, ag-news, cifar10, digits, fashion-mnist"),
         ("", "is a folder|unknown data set"),
         ("table.csv", "not supported yet: convert it to .npz"),
         ("table.parquet", "not supported yet: convert it to .npz"),

@@ -16,7 +16,9 @@ from torch import Tensor, nn
 
 from conftest import cross_entropy
 from sordino import Fixed, FixedOrder, Gate, Ledger, PerLayer, Poisson, Quantile, Shuffled, Unclipped
+from sordino.clipping import Normalised, Online
 from sordino.data import Sampling
+from sordino.noise import joint_split
 
 
 def make_gate(model: nn.Module, data: Any, **options: Any) -> Gate:
@@ -123,7 +125,7 @@ def test_the_threshold_that_clips_is_the_threshold_that_noises(toy: Any) -> None
 
 def test_one_row_never_moves_the_sum_by_more_than_the_threshold(small_model: nn.Module, toy: Any) -> None:
     x, y = toy
-    for clip in (Fixed(0.3), PerLayer(0.3), Quantile(0.5, 0.3)):
+    for clip in (Fixed(0.3), PerLayer(0.3), Quantile(0.5, 0.3), Online(0.3)):
         sums = []
         for keep in (slice(None), slice(1, None)):
             gate = make_gate(
@@ -159,6 +161,217 @@ def test_a_non_finite_row_counts_as_zero(small_model: nn.Module, toy: Any) -> No
     keep[[3, 7]] = False
     expected = clipped_sum(single_gradients(small_model, (x[keep], y[keep])), 1.0) / 60
     torch.testing.assert_close(gate().gradient, expected)
+
+
+# Joint releases -------------------------------------------------------------------------------------------
+
+
+class Pull(nn.Module):
+    """Squared distance to each row, halved: the gradient of an example is theta - x."""
+
+    def __init__(self, *theta: float) -> None:
+        super().__init__()
+        self.theta = nn.Parameter(torch.tensor(theta))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.theta - x).square().sum(1) / 2
+
+
+def as_it_is(output: Tensor, _: Tensor) -> Tensor:
+    return output
+
+
+def pull(rows: list[tuple[float, float]], clip: Any, noise_multiplier: float = 0.0, **options: Any) -> Gate:
+    """A gate whose examples have these gradients."""
+    return Gate(
+        Pull(0.0, 0.0),
+        as_it_is,
+        (-torch.tensor(rows), torch.zeros(len(rows))),
+        clip=clip,
+        noise_multiplier=noise_multiplier,
+        sampling=Poisson(1.0),
+        **options,
+    )
+
+
+def test_gradient_and_q_golden_value_d2() -> None:
+    """ALGORITHMS.md D2, as they leave the gate: divided by the expected batch of two."""
+    released = pull([(3.0, 4.0), (0.3, 0.4)], Online(1.0))()
+    torch.testing.assert_close(released.gradient, torch.tensor([0.45, 0.6]))
+    torch.testing.assert_close(released.probes["q"], torch.tensor([0.3, 0.4]))
+    assert released.noise_std == 0
+    assert released.threshold == 1.0
+
+
+def noise_passes(values: Tensor, std: float) -> bool:
+    return bool(stats.kstest(values.double().numpy(), "norm", args=(0, std)).pvalue > 1e-4)
+
+
+@pytest.mark.parametrize("gradient_noise", [1.01, 1.5])
+def test_the_noise_on_gradient_and_q_is_what_proposition_1_says(gradient_noise: float) -> None:
+    """nu_g C on one sum and nu_q on the other, independent, and together one release of nu."""
+    nu, threshold, batch = 1.7, 0.25, 20.0
+    gate = Gate(
+        Flat(20_000),
+        lambda output, target: 0.0 * output.sum(1),
+        (torch.ones(40, 2), torch.zeros(40)),
+        clip=Online(threshold, gradient_noise=gradient_noise),
+        noise_multiplier=nu,
+        sampling=Poisson(0.5),
+    )
+    released = gate()
+    nu_g = gradient_noise * nu
+    nu_q = nu / np.sqrt(1 - gradient_noise**-2)
+    assert nu_g**-2 + nu_q**-2 == pytest.approx(nu**-2)
+    assert released.noise_std == pytest.approx(nu_g * threshold / batch)
+    for values, std in (
+        (released.gradient, nu_g * threshold / batch),
+        (released.probes["q"], nu_q / batch),
+    ):
+        assert noise_passes(values, std)
+        assert not noise_passes(values, std * 2 / 3)
+        assert not noise_passes(values, std * 3 / 2)
+    correlation = np.corrcoef(released.gradient.numpy(), released.probes["q"].numpy())[0, 1]
+    assert abs(correlation) < 5 / np.sqrt(20_000)
+    assert gate.ledger.charges == 1
+    assert isinstance(gate.ledger.event, PoissonSampledDpEvent)
+    assert gate.ledger.event.event.noise_multiplier == nu  # charged as one
+
+
+def test_normalised_gradients_get_noise_for_sensitivity_one() -> None:
+    gate = Gate(
+        Flat(20_000),
+        lambda output, target: 0.0 * output.sum(1),
+        (torch.ones(40, 2), torch.zeros(40)),
+        clip=Normalised(),
+        noise_multiplier=1.7,
+        sampling=Poisson(0.5),
+    )
+    released = gate()
+    assert noise_passes(released.gradient, 1.7 / 20)
+    assert not noise_passes(released.gradient, 1.7 / 20 * 2 / 3)
+    assert not noise_passes(released.gradient, 1.7 / 20 * 3 / 2)
+
+
+def test_noise_follows_an_online_threshold(toy: Any) -> None:
+    """With a threshold that moves: what clips, what noises and what is recorded is one C; q's noise stays."""
+    nu, m, model = 2.0, 30.0, nn.Linear(10, 3)
+    clip = Online(0.5, speed=0.2, update_by="cosine")
+    gate, quiet = (
+        make_gate(model, toy, clip=clip, noise_multiplier=z, sampling=Poisson(0.5)) for z in (nu, 0)
+    )
+    seen, residuals = set(), {"gradient": list[Tensor](), "q": list[Tensor]()}
+    for _ in range(12):
+        planned = gate.threshold
+        noisy = gate()
+        seen.add(planned)
+        assert noisy.threshold == planned
+        quiet.step, quiet.clip_state = noisy.step, {"threshold": planned}
+        exact = quiet(adapt=False)
+        residuals["gradient"].append((noisy.gradient - exact.gradient) * m / (1.01 * nu * planned))
+        residuals["q"].append((noisy.probes["q"] - exact.probes["q"]) * m / (7.123990720172 * nu))
+    for parts in residuals.values():
+        values = torch.cat(parts)
+        assert noise_passes(values, 1.0)
+        assert abs(float(values.square().mean()) - 1) < 5 * np.sqrt(2 / len(values))
+    assert len(seen) == 11  # all but the first, which has no q before it
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+def test_one_units_part_in_gradient_and_q_together_is_bounded(grouped: bool) -> None:
+    """Over many thresholds and units: what one unit adds, scaled by the noise, has norm 1 / nu at most."""
+    nu, gradient_noise = 0.8, 1.3
+    generator = torch.Generator().manual_seed(8)
+    x = torch.randn(24, 6, generator=generator) * torch.logspace(-3, 3, 24)[:, None]
+    y = torch.randint(0, 3, (24,), generator=generator)
+    ids = torch.arange(24) // 4
+    clip = Online(1.0, gradient_noise=gradient_noise)
+    (probe,) = clip.probes(nu, 24.0)
+    nu_g = joint_split(nu, [probe.multiplier])
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        model = nn.Linear(6, 3)
+    largest = 0.0
+    for left_out in (0, 8, 20):
+        keep = torch.ones(24, dtype=torch.bool)
+        keep[left_out : left_out + (4 if grouped else 1)] = False
+        gates = [
+            make_gate(
+                model, (x[rows], y[rows]), clip=clip, noise_multiplier=0, sampling=Poisson(1.0),
+                groups=ids[rows] if grouped else None,
+            )
+            for rows in (torch.ones(24, dtype=torch.bool), keep)
+        ]  # fmt: skip
+        for threshold in np.logspace(-4, 3, 8):
+            sums = []
+            for gate in gates:
+                gate.clip_state = {"threshold": float(threshold)}
+                released = gate(adapt=False)
+                scaled = torch.cat(
+                    [released.gradient / (threshold * nu_g), released.probes["q"] / probe.multiplier]
+                )
+                sums.append(scaled.double() * gate.expected_batch)
+            largest = max(largest, nu * float((sums[0] - sums[1]).norm()))
+    assert 0.999 < largest < 1.001  # the bound holds, and it is reached
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+def test_one_unit_moves_a_normalised_sum_by_less_than_one(
+    small_model: nn.Module, toy: Any, grouped: bool
+) -> None:
+    x, y = toy
+    ids = torch.arange(60) // 3
+    for scale in (1e-4, 1.0):
+        sums = []
+        for first in (0, 3 if grouped else 1):
+            gate = make_gate(
+                small_model, (x[first:] * scale, y[first:]), clip=Normalised(), noise_multiplier=0,
+                sampling=Poisson(1.0), groups=ids[first:] if grouped else None,
+            )  # fmt: skip
+            sums.append(gate().gradient * gate.expected_batch)
+        assert 0.5 < float((sums[0] - sums[1]).norm()) <= 1 + 1e-4
+
+
+@pytest.mark.parametrize("clip", [Online(0.2), Normalised()], ids=["online", "normalised"])
+@pytest.mark.parametrize("grouped", [False, True])
+def test_non_finite_rows_add_nothing_to_any_sum(clip: Any, grouped: bool, toy: Any) -> None:
+    x, y = toy
+    bad = x.clone()
+    bad[3, 0], bad[7], bad[11] = float("nan"), float("inf"), -float("inf")
+    keep = torch.ones(60, dtype=torch.bool)
+    keep[[3, 7, 11]] = False
+    ids = torch.arange(60) % 20
+    if grouped:
+        keep &= ~torch.isin(ids, ids[~keep])  # all of the unit
+    model, released = nn.Linear(10, 3), []
+    for rows, data in ((slice(None), bad), (keep, x)):
+        groups = ids[rows] if grouped else None
+        gate = make_gate(
+            model, (data[rows], y[rows]), clip=clip, noise_multiplier=0, sampling=Poisson(1.0), groups=groups
+        )
+        once = gate()
+        released.append([v * gate.expected_batch for v in (once.gradient, *once.probes.values())])
+    assert all(torch.isfinite(v).all() for v in released[0])
+    for got, expected in zip(*released, strict=True):
+        torch.testing.assert_close(got, expected)
+
+
+def test_q_in_micro_batches_is_q(toy: Any) -> None:
+    model = nn.Linear(10, 3)
+    one, two = (make_gate(model, toy, clip=Online(0.5), microbatch=size)() for size in (7, None))
+    torch.testing.assert_close(one.gradient, two.gradient)
+    torch.testing.assert_close(one.probes["q"], two.probes["q"])
+
+
+def test_two_calls_at_one_threshold_adapt_once(small_model: nn.Module, toy: Any) -> None:
+    for clip in (Quantile(0.5, 0.1), Online(0.1)):
+        gate = make_gate(small_model, toy, clip=clip)
+        one, two = gate(adapt=False), gate(adapt=False)
+        assert one.threshold == two.threshold == gate.threshold == 0.1
+        expected = clip.update({"threshold": 0.1}, [one, two])
+        gate.adapt(one, two)
+        assert gate.threshold == expected["threshold"] != 0.1
+        assert gate.ledger.charges == 2
 
 
 # The ledger -----------------------------------------------------------------------------------------------

@@ -15,31 +15,34 @@ import pytest
 
 COMMAND = [
     sys.executable, "-m", "sordino.cli.main", "train", "digits", "--epsilon", "3", "--delta", "1e-5",
-    "--accountant", "rdp", "--method", "dp-adam", "--set", "target_quantile=0.5", "--set", "average=0.95",
-    "--epochs", "150", "--seed", "3",
+    "--accountant", "rdp", "--epochs", "150", "--seed", "3",
 ]  # fmt: skip
+METHODS = {
+    "dp-adam": ["--method", "dp-adam", "--set", "target_quantile=0.5", "--set", "average=0.95"],
+    "adadp": ["--method", "adadp", "--set", "online=true", "--set", "freeze_after=75"],
+}
 
 
-def launch(out: Path) -> subprocess.Popen[bytes]:
+def launch(out: Path, method: str) -> subprocess.Popen[bytes]:
     # One thread: many short parallel regions on a machine that is busy otherwise wait for each other.
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     resume = ["--resume"] if out.exists() and any(out.iterdir()) else []
     return subprocess.Popen(
-        [*COMMAND, "--out", str(out), *resume],
+        [*COMMAND, *METHODS[method], "--out", str(out), *resume],
         env=environment,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
 
 
-def finish(out: Path) -> None:
-    process = launch(out)
+def finish(out: Path, method: str) -> None:
+    process = launch(out, method)
     assert process.wait(timeout=300) == 0
 
 
-def kill_after(out: Path, history_lines: int, delay: float) -> bool:
+def kill_after(out: Path, method: str, history_lines: int, delay: float) -> bool:
     """Kill a run a little after it has logged so many lines; False if it was done before."""
-    process = launch(out)
+    process = launch(out, method)
     history = out / "history.jsonl"
     while process.poll() is None:
         if history.exists() and history.read_bytes().count(b"\n") >= history_lines:
@@ -62,28 +65,30 @@ def results(out: Path) -> tuple[bytes, bytes, object, object]:
     )
 
 
-def check(folder: Path, points: int, seed: int) -> int:
+def check(folder: Path, method: str, points: int, seed: int) -> int:
     """Cut runs at random points, some of them twice; return how many were really cut."""
     chance = random.Random(seed)
-    finish(folder / "whole")
+    finish(folder / "whole", method)
     expected = results(folder / "whole")
     cut = 0
     for point in range(points):
         out = folder / f"cut{point}"
         for _ in range(chance.choice([1, 1, 2])):
-            cut += kill_after(out, chance.randrange(0, 38), chance.uniform(0, 0.05))
+            cut += kill_after(out, method, chance.randrange(0, 38), chance.uniform(0, 0.05))
         run = out / "run.json"
         if not run.exists() or json.loads(run.read_text())["status"] != "complete":
-            finish(out)
+            finish(out, method)
         assert results(out) == expected
         assert not (out / "checkpoint").exists()
     return cut
 
 
-def test_a_sample(tmp_path: Path) -> None:
-    assert check(tmp_path, points=2, seed=1) >= 1
+@pytest.mark.parametrize("method", METHODS)
+def test_a_sample(method: str, tmp_path: Path) -> None:
+    assert check(tmp_path, method, points=1, seed=1) >= 1
 
 
 @pytest.mark.soak
-def test_twenty_random_points(tmp_path: Path) -> None:
-    assert check(tmp_path, points=20, seed=2) >= 20
+@pytest.mark.parametrize("method", METHODS)
+def test_twenty_random_points(method: str, tmp_path: Path) -> None:
+    assert check(tmp_path, method, points=20, seed=2) >= 20

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import json
+from itertools import product
 from typing import Any
 
 import pytest
@@ -11,7 +13,17 @@ from torch import nn
 
 from conftest import cross_entropy
 from sordino import Budget, train
-from sordino.methods import METHODS, method_named
+from sordino.clipping import ClippingPolicy, Fixed, Normalised, Online, PerLayer, Quantile, Unclipped
+from sordino.methods import METHODS, Method, adadp, dp_dog, method, method_named, oso
+from sordino.rates import (
+    Constant,
+    DistanceOverGradients,
+    Hypergradient,
+    RateController,
+    Scheduled,
+    Tolerance,
+)
+from sordino.steps import Adam, AdamWithoutSecondMoments, Extrapolation, Sgd, StepRule
 
 PRIVATE = [name for name in METHODS if method_named(name).private]
 
@@ -35,7 +47,8 @@ def test_a_method_trains_and_pays(name: str, small_model: nn.Module, toy: Any) -
         **price(name),
     )
     assert all(not torch.equal(v, start[k]) for k, v in run.model.state_dict().items())
-    assert run.summary["steps"] == 12
+    assert run.summary["batches"] == 12
+    assert run.summary["steps"] == (6 if name == "adadp" else 12)
     assert 0 <= run.metrics["test_accuracy"] <= 1
     assert run.metrics["covered"] is False
     if name in PRIVATE:
@@ -50,12 +63,16 @@ def test_a_method_trains_and_pays(name: str, small_model: nn.Module, toy: Any) -
 def test_a_method_describes_itself(name: str) -> None:
     described = method_named(name).describe()
     assert json.loads(json.dumps(described))["name"] == name
-    assert ("learning_rate" in described["needs"]) == (name != "adam-wosm")
+    assert ("learning_rate" in described["needs"]) == (name not in ("adadp", "adam-wosm", "dp-dog"))
 
 
 @pytest.mark.parametrize("name", METHODS)
 @pytest.mark.parametrize("extra", [{"average": 0.9}, {"schedule": "cosine"}])
 def test_options_of_every_method(name: str, extra: dict[str, Any], toy: Any) -> None:
+    if not extra.keys() <= inspect.signature(METHODS[name]).parameters.keys():
+        with pytest.raises(ValueError, match="has no setting 'schedule'"):
+            method_named(name, extra)
+        return
     run = train(
         nn.Linear(10, 3),
         cross_entropy,
@@ -76,9 +93,138 @@ def test_thresholds_of_methods() -> None:
 
 
 def test_unknown_names_and_settings_say_what_there_is() -> None:
-    with pytest.raises(ValueError, match="choose one of adam, adam-wosm"):
+    with pytest.raises(ValueError, match="choose one of adadp, adam, adam-wosm"):
         method_named("dp-sdg")
     with pytest.raises(ValueError, match="it has learning_rate"):
         method_named("dp-sgd", {"lr": 1})
     with pytest.raises(ValueError, match="average"):
         method_named("dp-sgd", {"average": 1.5})
+
+
+# Compositions ---------------------------------------------------------------------------------------------
+
+CLIPS = [Fixed(0.5), PerLayer(0.5), Quantile(0.5, 0.2), Online(0.2), Normalised(), Unclipped()]
+STEPS = [Sgd(), Sgd(0.9), Adam(), AdamWithoutSecondMoments(), Extrapolation(), Extrapolation("full", 0.5)]
+RATES = [Constant(0.1), Scheduled(0.1), Tolerance(), Hypergradient(), DistanceOverGradients()]
+NEED_A_THRESHOLD, MOVE_A_THRESHOLD = (Fixed, PerLayer), (Quantile, Online)
+NEED_A_RATE, MOVE_A_RATE = (
+    (Constant, Scheduled, Hypergradient),
+    (Tolerance, Hypergradient, DistanceOverGradients),
+)
+
+
+def fits(clip: ClippingPolicy, step: StepRule, rate: RateController) -> bool:
+    errors = isinstance(step, Extrapolation) or not isinstance(rate, Tolerance)
+    return errors and not (isinstance(clip, Online) and isinstance(step, (Adam, AdamWithoutSecondMoments)))
+
+
+@pytest.mark.parametrize("step", STEPS, ids=str)
+@pytest.mark.parametrize("clip", CLIPS, ids=str)
+def test_what_fits_together_describes_itself_truthfully(clip: ClippingPolicy, step: StepRule) -> None:
+    for rate in RATES:
+        if not fits(clip, step, rate):
+            with pytest.raises(ValueError, match="follows"):
+                method(clip=clip, step=step, rate=rate)
+            continue
+        described = method(clip=clip, step=step, rate=rate, average=0.9, name="mine").describe()
+        assert json.loads(json.dumps(described))["name"] == "mine"
+        kinds = [described[part]["kind"] for part in ("clip", "noise", "step", "rate")]
+        assert kinds == [type(clip).__name__, "Gaussian", type(step).__name__, type(rate).__name__]
+        assert ("learning_rate" in described["adapts"]) == isinstance(rate, MOVE_A_RATE)
+        assert ("threshold" in described["adapts"]) == isinstance(clip, MOVE_A_THRESHOLD)
+        asks = isinstance(rate, NEED_A_RATE) and not isinstance(step, AdamWithoutSecondMoments)
+        assert ("learning_rate" in described["needs"]) == asks
+        assert ("threshold" in described["needs"]) == isinstance(clip, NEED_A_THRESHOLD)
+
+
+def trained(composed: Method, toy: Any, **options: Any) -> Any:
+    """Two steps of Poisson batches, four where a step takes two."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(4)
+        model = nn.Linear(10, 3)
+    defaults: dict[str, Any] = {"noise_multiplier": 1.0, "delta": 1e-3} if composed.private else {}
+    epochs = 1 if isinstance(composed.step, Extrapolation) else 0.5
+    return train(
+        model, cross_entropy, toy, method=composed, epochs=epochs, batch_size=15, seed=1, accountant="rdp",
+        **{**defaults, **options},
+    )  # fmt: skip
+
+
+def meetings() -> list[tuple[ClippingPolicy, StepRule, RateController]]:
+    """Compositions in which every two parts that fit meet; all of them would be five times as many runs."""
+    chosen, met = [], set[Any]()
+    for clip, step, rate in product(CLIPS, STEPS, RATES):
+        pairs = {(clip, step), (clip, rate), (step, rate)}
+        if fits(clip, step, rate) and not pairs <= met:
+            chosen.append((clip, step, rate))
+            met |= pairs
+    return chosen
+
+
+@pytest.mark.parametrize(("clip", "step", "rate"), meetings(), ids=lambda part: type(part).__name__)
+def test_what_fits_together_trains(
+    clip: ClippingPolicy, step: StepRule, rate: RateController, toy: Any
+) -> None:
+    composed = method(clip=clip, step=step, rate=rate)
+    if isinstance(clip, Unclipped) and isinstance(step, AdamWithoutSecondMoments):
+        with pytest.raises(ValueError, match="needs some"):
+            trained(composed, toy)
+        return
+    run = trained(composed, toy)
+    assert run.summary["steps"] == (3 if step == Extrapolation("full", 0.5) else 2)
+    assert run.summary["batches"] == (4 if isinstance(step, Extrapolation) else 2)
+    assert (run.epsilon == float("inf")) == isinstance(clip, Unclipped)
+    assert all(torch.isfinite(p).all() for p in run.model.parameters())
+    rates, thresholds = ([line[key] for line in run.history] for key in ("rate", "threshold"))
+    if isinstance(rate, Constant):
+        assert rates == [0.1] * len(rates)
+    if isinstance(rate, DistanceOverGradients) or (isinstance(rate, Tolerance) and len(rates) == 2):
+        assert len(set(rates)) > 1
+    if isinstance(clip, (Fixed, PerLayer)):
+        assert thresholds == pytest.approx([0.5] * len(thresholds))
+    if isinstance(clip, Quantile):
+        assert len(set(thresholds)) == len(thresholds)
+
+
+@pytest.mark.parametrize(
+    ("parts", "reason"),
+    [
+        ({"rate": Tolerance()}, "Tolerance follows an error estimate and Sgd gives none"),
+        ({"clip": Online(), "step": Adam()}, "for Adam is not the q it releases"),
+        ({"clip": Online(), "step": AdamWithoutSecondMoments()}, "for AdamWithoutSecondMoments is not"),
+        ({"clip": 0.5}, "clip must be a ClippingPolicy, not 0.5"),
+        ({"step": "sgd"}, "step must be a StepRule, not 'sgd'"),
+        ({"rate": 0.1}, "rate must be a RateController, not 0.1"),
+        ({"noise": 1.0}, "noise must be Gaussian"),
+        ({"average": 1.0}, "average is the decay"),
+    ],
+)
+def test_what_does_not_fit_says_why(parts: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        method(**{"clip": Fixed(1.0), "step": Sgd(), "rate": Constant(0.1), **parts})
+
+
+def test_without_clipping_there_is_no_privacy_to_buy(toy: Any) -> None:
+    free = method(clip=Unclipped(), step=Sgd(), rate=Constant(0.1))
+    assert not free.private
+    with pytest.raises(ValueError, match="without privacy"):
+        trained(free, toy, noise_multiplier=1.0, delta=1e-3)
+
+
+def test_named_methods_are_compositions() -> None:
+    found = oso(
+        0.2, 0.3, momentum=0.5, threshold_speed=0.01, rate_speed=0.02, gradient_noise=1.1, update="cosine"
+    )
+    assert found.clip == Online(0.3, 0.01, 1.1, "cosine")
+    assert (found.step, found.rate) == (Sgd(0.5), Hypergradient(0.2, 0.02, "cosine"))
+    found = dp_dog(0.2, 0.05)
+    assert (found.clip, found.step, found.rate) == (Normalised(0.05), Sgd(), DistanceOverGradients(0.2))
+    found = adadp(
+        0.2, 0.3, tol=0.7, target_quantile=None, keep="full", exponent=0.5, discard=True, freeze_after=3
+    )
+    assert (found.clip, found.step) == (Fixed(0.3), Extrapolation("full", 3))
+    assert isinstance(found.rate, Tolerance)
+    assert (found.rate.tol, found.rate.exponent, found.rate.discard) == (0.7, 0.5, True)
+    assert adadp(target_quantile=None).describe()["needs"] == ["threshold"]
+    assert isinstance(adadp(online=True).clip, Online)
+    assert isinstance(adadp(target_quantile=0.3).clip, Quantile)

@@ -2,35 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Iterable
 
+import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 
+from conftest import Answer, plan_of, vector
 from sordino.rates import Constant, Scheduled
-from sordino.steps import Adam, AdamWithoutSecondMoments, Sgd, StepRule
+from sordino.steps import Adam, AdamWithoutSecondMoments, Extrapolation, Field, Sgd, StepResult, StepRule
 
 
-@dataclass(frozen=True)
-class Answer:
-    gradient: Tensor
-    noise_std: float = 0.0
-    threshold: float = 1.0
-    probes = {}  # noqa: RUF012
+def answering(gradients: Iterable[Tensor], seen: list[Tensor] | None = None, noise_std: float = 0.0) -> Field:
+    """A field that returns these, one after the other, and notes where it was asked."""
+    answers = iter(gradients)
+
+    def field(theta: Tensor) -> Answer:
+        if seen is not None:
+            seen.append(theta.clone())
+        return Answer(next(answers), noise_std)
+
+    return field
 
 
 def run(rule: StepRule, gradients: list[float], rate: float, noise_std: float = 0.0) -> list[float]:
-    theta, answers = torch.zeros(1, dtype=torch.float64), iter(gradients)
-    state, path = rule.start(theta), []
+    theta = vector(0.0)
+    state, path = rule.start(theta, plan_of()), []
+    field = answering((vector(g) for g in gradients), noise_std=noise_std)
     for _ in gradients:
-        rule.step(
-            lambda theta, adapt=True: Answer(torch.tensor([next(answers)], dtype=torch.float64), noise_std),
-            theta,
-            rate,
-            state,
-        )
+        rule.step(field, theta, lambda _: rate, state)
         path.append(float(theta))
     return path
 
@@ -67,15 +71,225 @@ def test_same_path_as_torch(rule: StepRule, peer: Callable[[list[Tensor]], torch
     assert run(rule, gradients, 0.1) == pytest.approx(expected, rel=1e-12)
 
 
+@pytest.mark.parametrize(
+    "rule",
+    [Sgd(), Sgd(0.9), Adam(), AdamWithoutSecondMoments(), Extrapolation(), Extrapolation("full")],
+    ids=str,
+)
+def test_a_step_asks_the_rate_once_and_says_what_it_did(rule: StepRule) -> None:
+    """The rate may depend on the first gradient; theta moves by minus the rate times the direction."""
+    generator = torch.Generator().manual_seed(3)
+    gradients = [torch.randn(5, generator=generator, dtype=torch.float64) for _ in range(6)]
+    theta, seen, asked = torch.ones(5, dtype=torch.float64), list[Tensor](), list[Tensor]()
+    state = rule.start(theta, plan_of(steps=3, batches=rule.steps(3, 1.0)[1] * 2))
+    field = answering(gradients, seen, noise_std=0.5)
+
+    def rate(first: Answer) -> float:
+        asked.append(first.gradient)
+        return 0.01 * float(first.gradient.norm())
+
+    for step in range(3):
+        before, calls = theta.clone(), len(seen)
+        result = rule.step(field, theta, rate, state)
+        assert len(seen) - calls == len(result.gradients)
+        assert torch.equal(seen[calls], before)
+        assert len(asked) == step + 1
+        assert asked[-1] is result.gradients[0].gradient is gradients[calls]
+        assert result.rate == 0.01 * float(gradients[calls].norm())
+        torch.testing.assert_close(theta, before - result.rate * result.direction)
+
+
+# Extrapolation --------------------------------------------------------------------------------------------
+
+
+def extrapolate(
+    rule: Extrapolation, field: Field, theta: Tensor, rate: float, limit: float = math.inf
+) -> StepResult:
+    state = rule.start(theta, plan_of(steps=1, batches=2))
+    return rule.step(field, theta, lambda _: rate, state, limit)
+
+
+def test_extrapolation_golden_value_a1() -> None:
+    """ALGORITHMS.md A1: f = theta^2 / 2, so that the gradient is theta itself."""
+    kept = {"hat": 1.805, "full": 1.8}
+    for keep, expected in kept.items():
+        theta, seen = vector(2.0), list[Tensor]()
+
+        def field(at: Tensor, seen: list[Tensor] = seen) -> Answer:
+            seen.append(at.clone())
+            return Answer(at.clone())
+
+        result = extrapolate(Extrapolation(keep), field, theta, 0.1)
+        assert [float(s) for s in seen] == pytest.approx([2.0, 1.9], abs=1e-14)
+        assert float(theta) == pytest.approx(expected, abs=1e-14)
+        assert result.error == pytest.approx(0.0027777777777777, abs=1e-14)
+        assert result.accepted
+
+
+def clipped(gradient: np.ndarray, threshold: float) -> np.ndarray:
+    return gradient / max(1.0, float(np.linalg.norm(gradient)) / threshold)
+
+
+def a2_field(at: list[Tensor]) -> Field:
+    batches = [[(0.0, 0.0), (1.0, 1.0)], [(0.0, 1.0), (2.0, 0.0)]]
+    noises = [(0.1, -0.2), (-0.1, 0.05)]
+
+    def field(theta: Tensor) -> Answer:
+        rows, noise = batches[len(at)], noises[len(at)]
+        at.append(theta.clone())
+        total = np.array(noise)
+        for row in rows:
+            total = total + clipped(theta.numpy() - np.array(row), 1.0)
+        return Answer(torch.from_numpy(total))
+
+    return field
+
+
+A2 = {
+    "G1": (1.886393923832, -0.964398987305),
+    "full": (2.622721215234, -0.307120202539),
+    "half": (2.811360607617, -0.403560101269),
+    "G2": (1.606057531908, -0.800233822976),
+    "hat": (2.650754854426, -0.323536718972),
+    "error": 0.0195895792444,
+}
+
+
+@pytest.mark.parametrize("keep", ["hat", "full"])
+def test_extrapolation_golden_value_a2(keep: str) -> None:
+    """ALGORITHMS.md A2: sums of clipped gradients with given noise, two coordinates."""
+    theta, at = vector(3.0, -0.5), list[Tensor]()
+    result = extrapolate(Extrapolation(keep), a2_field(at), theta, 0.2)
+    assert at[1].tolist() == pytest.approx(A2["half"], abs=1e-12)
+    assert [g.gradient.tolist() for g in result.gradients] == [
+        pytest.approx(A2[name], abs=1e-12) for name in ("G1", "G2")
+    ]
+    assert theta.tolist() == pytest.approx(A2[keep], abs=1e-12)
+    assert result.error == pytest.approx(A2["error"], abs=1e-13)
+
+
+def test_extrapolation_golden_value_a7() -> None:
+    """ALGORITHMS.md A7: ten copies of theta make sqrt(10) times the error."""
+    errors = []
+    for copies in (1, 10):
+        generator = torch.Generator().manual_seed(2)
+        theta, *gradients = (
+            torch.randn(7, generator=generator, dtype=torch.float64).repeat(copies) * 3 for _ in range(3)
+        )
+        errors.append(extrapolate(Extrapolation(), answering(gradients), theta, 0.3).error)
+    assert errors[1] == pytest.approx(math.sqrt(10) * errors[0], rel=1e-12)
+
+
+def test_extrapolation_golden_value_a4() -> None:
+    """ALGORITHMS.md A4: where noise dominates, the error is 1 at a rate of 0.0012229 with 334336 parameters."""
+    d, sigma, generator = 334_336, 2.0, torch.Generator().manual_seed(4)
+    noise = [sigma * torch.randn(d, generator=generator) for _ in range(2)]
+    error = extrapolate(Extrapolation(), answering(noise), torch.zeros(d), 0.00122290700).error
+    assert error == pytest.approx(1.0, rel=5e-3)
+
+
+@pytest.mark.parametrize(("keep", "gathered"), [("full", 0.299549815), ("hat", 0.299549815 / math.sqrt(2))])
+def test_the_noise_that_gathers_golden_value_a4(keep: str, gathered: float) -> None:
+    """The rest of A4 is the full step's; two half steps gather 1/sqrt(2) of it. A fifteenth of the steps here."""
+    d, generator = 4000, torch.Generator().manual_seed(5)
+    theta, rule = torch.zeros(d), Extrapolation(keep)
+    state = rule.start(theta, plan_of(steps=1000, batches=2000))
+    field = answering(2.0 * torch.randn(d, generator=generator) for _ in range(2000))
+    for _ in range(1000):
+        rule.step(field, theta, lambda _: 0.00122290700, state)
+    assert float(theta.std()) * math.sqrt(15) == pytest.approx(gathered, rel=0.05)
+
+
+@given(
+    numbers=st.lists(st.floats(-4, 4), min_size=9, max_size=9),
+    rate=st.floats(1e-3, 10),
+    keep=st.sampled_from(["hat", "full"]),
+)
+def test_full_and_hat_differ_by_half_the_rate_times_the_gradients(
+    numbers: list[float], rate: float, keep: str
+) -> None:
+    start, one, two = torch.tensor(numbers, dtype=torch.float64).view(3, 3)
+    theta, seen = start.clone(), list[Tensor]()
+    result = extrapolate(Extrapolation(keep), answering([one, two], seen), theta, rate)
+    full = start - rate * one
+    torch.testing.assert_close(seen[1], start - rate / 2 * one)
+    difference = (rate / 2 * (one - two)).abs() / full.abs().clamp_min(1)
+    assert result.error == pytest.approx(float(difference.norm()), rel=1e-9, abs=1e-12)
+    torch.testing.assert_close(theta, full if keep == "full" else start - rate / 2 * (one + two))
+
+
+@pytest.mark.parametrize("keep", ["hat", "full"])
+def test_a_step_above_the_limit_is_taken_back_exactly(keep: str) -> None:
+    theta = vector(0.1, 2.0)
+    field = answering([vector(1.0, 1.0), vector(-1.0, 3.0)])
+    result = extrapolate(Extrapolation(keep), field, theta, 0.3, limit=0.1)
+    assert not result.accepted
+    assert result.error is not None
+    assert result.error > 0.1
+    assert len(result.gradients) == 2
+    assert torch.equal(theta, vector(0.1, 2.0))
+    accepted = extrapolate(
+        Extrapolation(keep), answering([vector(1.0, 1.0), vector(-1.0, 3.0)]), theta, 0.3, limit=result.error
+    )
+    assert accepted.accepted
+    assert not torch.equal(theta, vector(0.1, 2.0))
+
+
+@pytest.mark.parametrize("limit", [math.inf, 1.0])
+def test_an_error_that_is_no_number(limit: float) -> None:
+    """Overflow: taken back if errors are judged, and no crash if they are not."""
+    theta = torch.zeros(2)
+    field = answering([torch.full((2,), 1e38), torch.full((2,), -1e38)])
+    result = extrapolate(Extrapolation(), field, theta, 1e3, limit)
+    assert result.error is not None
+    assert not math.isfinite(result.error)
+    assert result.accepted == (limit == math.inf)
+    assert torch.equal(theta, torch.zeros(2)) == (limit == 1.0)
+
+
+@given(batches=st.integers(1, 500), per_epoch=st.floats(0.5, 40), freeze=st.none() | st.floats(0.1, 30))
+def test_a_plan_is_of_whole_steps(batches: int, per_epoch: float, freeze: float | None) -> None:
+    """Steps and batches say how many pairs and how many plain steps there are, and the rule takes just those."""
+    rule = Extrapolation(freeze_after=freeze)
+    steps, drawn = rule.steps(batches, per_epoch)
+    theta = torch.zeros(1)
+    state = rule.start(theta, plan_of(steps=steps, batches=drawn))
+    calls = []
+    field = answering((torch.zeros(1) for _ in range(drawn)), seen := list[Tensor]())
+    for _ in range(steps):
+        calls.append(len(rule.step(field, theta, lambda _: 1.0, state).gradients))
+    pairs = drawn - steps
+    assert calls == [2] * pairs + [1] * (steps - pairs)
+    assert len(seen) == drawn
+    assert abs(drawn - batches) <= 1
+    if freeze is None:
+        assert pairs == steps
+    elif freeze * per_epoch < batches - 1:
+        assert drawn == batches or (batches, pairs) == (1, 1)
+        assert abs(2 * pairs - freeze * per_epoch) <= 1 or pairs == 1
+
+
+def test_the_frozen_rule_takes_plain_steps() -> None:
+    rule, theta = Extrapolation(freeze_after=2.0), vector(1.0)
+    assert rule.steps(10, 2.0) == (8, 10)
+    assert Extrapolation().steps(7, 2.0) == (4, 8)  # rounded, but never half a step
+    state = rule.start(theta, plan_of(steps=8, batches=10))
+    field = answering(vector(float(i)) for i in range(1, 11))
+    results = [rule.step(field, theta, lambda _: 0.1, state) for _ in range(8)]
+    assert [len(r.gradients) for r in results] == [2, 2, 1, 1, 1, 1, 1, 1]
+    assert [r.error is None for r in results] == [False, False] + [True] * 6
+    assert float(theta) == pytest.approx(1 - 0.05 * (1 + 2 + 3 + 4) - 0.1 * (5 + 6 + 7 + 8 + 9 + 10))
+
+
 def test_schedules() -> None:
     assert Constant(0.3).rate(7, {}) == 0.3
-    cosine = Scheduled(2.0, "cosine", final=0.1)
-    state = cosine.start(100)
+    cosine, theta = Scheduled(2.0, "cosine", final=0.1), torch.zeros(1)
+    state = cosine.start(plan_of(steps=100, batches=200), theta)
     assert cosine.rate(0, state) == 2.0
     assert cosine.rate(50, state) == pytest.approx(2.0 * (0.1 + 0.9 * 0.5))
     assert cosine.rate(100, state) == pytest.approx(0.2)
     warm = Scheduled(1.0, "linear", warmup=0.1)
-    state = warm.start(100)
+    state = warm.start(plan_of(steps=100), theta)
     assert [round(warm.rate(s, state), 4) for s in (0, 9, 10)] == [round(1 / 11, 4), round(10 / 11, 4), 1.0]
 
 
@@ -90,6 +304,9 @@ def test_schedules() -> None:
         lambda: Constant(float("nan")),
         lambda: Scheduled(1.0, "square"),
         lambda: Scheduled(1.0, final=2.0),
+        lambda: Extrapolation("both"),
+        lambda: Extrapolation(freeze_after=0.0),
+        lambda: Extrapolation(freeze_after=float("nan")),
     ],
 )
 def test_impossible_settings(make: Callable[[], object]) -> None:

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 import sordino.training as training
 from conftest import cross_entropy
-from sordino import Budget, Run, adam_wosm, dp_adam, dp_sgd, sgd, train
+from sordino import Budget, Method, Run, adam_wosm, dp_adam, dp_sgd, sgd, train
+from sordino.methods import adadp, dp_dog, oso
 from sordino.privacy import recompute
 
 
@@ -102,6 +103,53 @@ def test_an_interrupted_run_goes_on_bit_for_bit(
     assert resumed.certificate["events"] == whole.certificate["events"]
 
 
+@pytest.mark.parametrize(
+    ("method", "stop_at"),
+    [
+        (adadp(tol=0.5), 11),  # between the two halves of a step
+        (adadp(tol=0.5, online=True, freeze_after=3.0, average=0.9), 13),
+        (adadp(tol=0.5, freeze_after=1.5, discard=True, keep="full"), 15),  # when it is frozen
+        (oso(momentum=0.9), 13),
+        (oso(update="cosine"), 14),
+        (dp_dog(), 13),
+    ],
+    ids=lambda v: v.name if isinstance(v, Method) else str(v),
+)
+def test_methods_that_adapt_go_on_bit_for_bit(
+    toy: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: Method, stop_at: int
+) -> None:
+    """All that moves, rates, thresholds, q and velocities, comes back; some steps are repeated, none is paid twice."""
+    monkeypatch.setattr(training, "_CHECKPOINTS", 4)
+    options: dict[str, Any] = {
+        "method": method, "budget": None, "noise_multiplier": 1.0, "delta": 1e-3, "epochs": 4, "evaluations": 2
+    }  # fmt: skip
+    whole = start(toy, out=tmp_path / "whole", **options)
+    interrupt(monkeypatch, stop_at)
+    with pytest.raises(Crash):
+        start(toy, out=tmp_path / "cut", **options)
+    monkeypatch.undo()
+    found = training.Checkpoint.load(tmp_path / "cut/checkpoint")
+    assert found is not None
+    assert 0 < found.state["gate_step"] < stop_at
+    monkeypatch.setattr(training, "_CHECKPOINTS", 4)
+    resumed = start(toy, out=tmp_path / "cut", resume=True, **options)
+    for name in ("model.safetensors", "history.jsonl"):
+        assert (tmp_path / "cut" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+    assert resumed.history == whole.history
+    assert resumed.epsilon == whole.epsilon
+    assert resumed.certificate["events"] == whole.certificate["events"]
+    assert len({line["rate"] for line in whole.history}) > 3
+
+
+@pytest.mark.parametrize(
+    "method", [adadp(learning_rate=1e30, tol=1e30), oso(learning_rate=1e30), dp_dog(1e30)]
+)
+def test_methods_that_adapt_may_diverge_and_still_end(toy: Any, method: Method) -> None:
+    run = start(toy, method=method, budget=None, noise_multiplier=1.0, delta=1e-3, epochs=2)
+    assert run.summary["status"] == "complete"
+    assert run.summary["batches"] == 10
+
+
 def test_resuming_another_plan_is_refused(toy: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     original = training.Gate.__call__
     monkeypatch.setattr(
@@ -110,7 +158,7 @@ def test_resuming_another_plan_is_refused(toy: Any, tmp_path: Path, monkeypatch:
     with pytest.raises(ZeroDivisionError):
         start(toy, out=tmp_path / "cut")
     monkeypatch.undo()
-    with pytest.raises(ValueError, match="batch_size, noise_multiplier, steps changed"):
+    with pytest.raises(ValueError, match="batch_size, batches, noise_multiplier, steps changed"):
         start(toy, out=tmp_path / "cut", batch_size=15, resume=True)
     assert start(toy, out=tmp_path / "cut", resume=True).epsilon <= 3.0
     with pytest.raises(ValueError, match="complete"):

@@ -21,10 +21,10 @@ import torch
 from dp_accounting import DpEvent
 from torch import Tensor, nn
 
-from sordino.clipping.policy import ClippingPolicy, Probe
+from sordino.clipping.policy import Answer, ClippingPolicy, Probe
 from sordino.data import Sampling, as_examples, tree_map
 from sordino.gradients import Engine, Loss, Norms, Unsuitable
-from sordino.noise import GaussianNoise, Streams, joint_split
+from sordino.noise import Gaussian, Streams
 from sordino.privacy import Ledger, release, repeat
 
 
@@ -69,6 +69,7 @@ class Gate:
         clip: ClippingPolicy,
         noise_multiplier: float,
         sampling: Sampling,
+        noise: Gaussian | None = None,
         ledger: Ledger | None = None,
         groups: Tensor | None = None,
         seed: int | None = None,
@@ -97,7 +98,8 @@ class Gate:
         self._data = as_examples(data)
         self._units = _Units(len(self._data), groups)
         sampling.check(self.units)
-        self._noise = GaussianNoise(self.streams, secure=secure)
+        self._mechanism = noise or Gaussian()
+        self._noise = self._mechanism.source(self.streams, secure=secure)
         self._event = self._price_of_a_charge()
         self._prepare()
 
@@ -138,7 +140,7 @@ class Gate:
     # The call -------------------------------------------------------------------------------------------
 
     def __call__(self, theta: Tensor | None = None, *, adapt: bool = True) -> Released:
-        """One release at ``theta``. With ``adapt=False`` the clipping policy keeps its threshold for a next call."""
+        """One release at ``theta``. With ``adapt=False`` the threshold stays until ``adapt`` is called."""
         step, state, batch = self.step, self.clip_state, self.expected_batch
         self.step += 1
         key = f"{self._run}/{self.sampling.charge_key(step, self.units)}"
@@ -147,7 +149,7 @@ class Gate:
         sums, numbers = self._sums_at(theta, probes, step)
 
         threshold = self.clip.sensitivity(state)
-        multiplier = joint_split(self.noise_multiplier, [p.multiplier for p in probes])
+        multiplier = self._mechanism.split(self.noise_multiplier, [p.multiplier for p in probes])
         noise_std = multiplier * threshold if multiplier else 0.0
         gradient = self._noise.add_(sums[0], noise_std, "noise", step).div_(batch)
         answers: dict[str, Any] = {}
@@ -163,9 +165,9 @@ class Gate:
             self.adapt(released)
         return released
 
-    def adapt(self, released: Released) -> None:
-        """Let the clipping policy move its threshold, from released values alone."""
-        self.clip_state = self.clip.update(self.clip_state, released.gradient, released.probes)
+    def adapt(self, *released: Answer) -> None:
+        """Let the clipping policy move its threshold once, by one or more releases that were made at it."""
+        self.clip_state = self.clip.update(self.clip_state, released)
 
     def _sums_at(
         self,

@@ -1,20 +1,28 @@
-"""Named compositions: a method is a clipping policy, a step rule and a rate controller."""
+"""Named compositions: a method is a clipping policy, a noise mechanism, a step rule and a rate controller."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from sordino.clipping import ClippingPolicy, Fixed, PerLayer, Quantile, Unclipped
-from sordino.rates import Constant, RateController, Scheduled
-from sordino.steps import Adam, AdamWithoutSecondMoments, Sgd, StepRule
+from sordino.clipping import ClippingPolicy, Fixed, Normalised, Online, PerLayer, Quantile, Unclipped
+from sordino.noise import Gaussian
+from sordino.rates import (
+    Constant,
+    DistanceOverGradients,
+    Hypergradient,
+    RateController,
+    Scheduled,
+    Tolerance,
+)
+from sordino.steps import Adam, AdamWithoutSecondMoments, Extrapolation, Sgd, StepRule
 
 
 @dataclass(frozen=True)
 class Method:
-    """How to train: what is clipped to what, how a gradient becomes a step, and at which rate.
+    """How to train: what is clipped to what, with which noise, how a gradient becomes a step, at which rate.
 
     ``average`` is the decay of an exponential average of the iterates (None for none); the average is free
     post-processing, and when it is on, it is the model that comes out.
@@ -24,27 +32,69 @@ class Method:
     clip: ClippingPolicy
     step: StepRule
     rate: RateController
+    noise: Gaussian = field(default_factory=Gaussian)
     average: float | None = None
     private: bool = True
 
     def __post_init__(self) -> None:
         if self.average is not None and not 0 < self.average < 1:
             raise ValueError(f"average is the decay of a mean and must be in (0, 1), not {self.average:g}")
+        if self.rate.needs_error and not self.step.estimates_error:
+            raise ValueError(
+                f"{_kind(self.rate)} follows an error estimate and {_kind(self.step)} gives none: "
+                "use step=Extrapolation() or another rate"
+            )
+        if isinstance(self.clip, Online) and not self.step.linear:
+            raise ValueError(
+                f"Online follows the derivative of a step by the threshold, which for {_kind(self.step)} is not "
+                "the q it releases: use Sgd or Extrapolation, or a Quantile threshold"
+            )
 
     def describe(self) -> dict[str, Any]:
         """What the method is made of, what it adapts, and what it still asks of the user."""
-        adapts = ["threshold"] if isinstance(self.clip, Quantile) else []
-        scaled_by_noise = isinstance(
-            self.step, AdamWithoutSecondMoments
-        )  # its rate is a constant of the paper
-        needs = [] if scaled_by_noise else ["learning_rate"]
-        if self.private and not adapts:
-            needs.append("threshold")
+        adapts = ["learning_rate"] * self.rate.adapts + ["threshold"] * self.clip.adapts
+        needs = ["learning_rate"] * (self.rate.needs_rate and self.step.needs_rate)
+        needs += ["threshold"] * (self.clip.needs_threshold and self.private)
         parts = {
-            part: {"kind": type(value).__name__, **asdict(value)}  # type: ignore[call-overload]
-            for part, value in (("clip", self.clip), ("step", self.step), ("rate", self.rate))
+            part: {"kind": _kind(value), **asdict(value)}  # type: ignore[arg-type]
+            for part, value in (
+                ("clip", self.clip),
+                ("noise", self.noise),
+                ("step", self.step),
+                ("rate", self.rate),
+            )
         }
         return {"name": self.name, **parts, "average": self.average, "adapts": adapts, "needs": needs}
+
+
+def method(
+    *,
+    clip: ClippingPolicy,
+    step: StepRule,
+    rate: RateController,
+    noise: Gaussian | None = None,
+    average: float | None = None,
+    name: str = "composed",
+) -> Method:
+    """Compose a method of one's own; what does not go together raises and says why.
+
+    >>> method(clip=Quantile(), step=Extrapolation(), rate=Tolerance()).describe()["needs"]
+    []
+    >>> method(clip=Quantile(), step=Sgd(), rate=Tolerance())
+    Traceback (most recent call last):
+    ValueError: Tolerance follows an error estimate and Sgd gives none: use step=Extrapolation() or another rate
+    """
+    parts = {"clip": (clip, ClippingPolicy), "step": (step, StepRule), "rate": (rate, RateController)}
+    for part, (value, kind) in parts.items():
+        if not isinstance(value, kind):
+            raise ValueError(f"{part} must be a {kind.__name__}, not {value!r}")
+    if noise is not None and not isinstance(noise, Gaussian):
+        raise ValueError(f"noise must be Gaussian(), not {noise!r}")
+    return Method(name, clip, step, rate, noise or Gaussian(), average, not isinstance(clip, Unclipped))
+
+
+def _kind(part: object) -> str:
+    return type(part).__name__
 
 
 def _rate(learning_rate: float, schedule: str | None) -> RateController:
@@ -78,7 +128,7 @@ def dp_sgd(
         _clip(threshold, target_quantile, per_layer),
         Sgd(momentum),
         _rate(learning_rate, schedule),
-        average,
+        average=average,
     )
 
 
@@ -98,7 +148,7 @@ def dp_adam(
         _clip(threshold, target_quantile, per_layer),
         Adam(beta1, beta2),
         _rate(learning_rate, schedule),
-        average,
+        average=average,
     )
 
 
@@ -116,8 +166,61 @@ def adam_wosm(
         _clip(threshold, target_quantile, per_layer=False),
         AdamWithoutSecondMoments(beta1),
         _rate(learning_rate, schedule),
-        average,
+        average=average,
     )
+
+
+def adadp(
+    learning_rate: float = 0.1,
+    threshold: float = 0.1,
+    tol: float | None = None,
+    target_quantile: float | None = 0.5,
+    online: bool = False,
+    keep: str = "hat",
+    exponent: float = 1.0,
+    discard: bool = False,
+    reduction: str = "mean",
+    freeze_after: float | None = None,
+    average: float | None = None,
+) -> Method:
+    """ADADP (Koskela and Honkela, 2020): the learning rate found by extrapolation, two batches per step.
+
+    ``learning_rate`` and ``threshold`` are mere starting points. ``tol=None`` follows from the plan. The threshold
+    follows the median of the norms (``target_quantile=None`` fixes it, as the paper does; ``online=True`` takes
+    OSO's rule).
+    """
+    return Method(
+        "adadp",
+        Online(threshold) if online else _clip(threshold, target_quantile, per_layer=False),
+        Extrapolation(keep, freeze_after),
+        Tolerance(learning_rate, tol, exponent, discard=discard, reduction=reduction),
+        average=average,
+    )
+
+
+def oso(
+    learning_rate: float = 0.3,
+    threshold: float = 0.1,
+    momentum: float = 0.0,
+    threshold_speed: float = 2.5e-3,
+    rate_speed: float = 2.5e-3,
+    gradient_noise: float = 1.01,
+    update: str = "sign",
+    average: float | None = None,
+) -> Method:
+    """OSO-DPSGD (Galli et al., 2024): threshold and learning rate optimised online."""
+    return Method(
+        "oso",
+        Online(threshold, threshold_speed, gradient_noise, update),
+        Sgd(momentum),
+        Hypergradient(learning_rate, rate_speed, update),
+        average=average,
+    )
+
+
+def dp_dog(initial: float = 0.1, stability: float = 0.01, average: float | None = None) -> Method:
+    """Distance over gradients (Ivgi et al., 2023) on normalised gradients: no rate and no threshold."""
+    return Method("dp-dog", Normalised(stability), Sgd(), DistanceOverGradients(initial), average=average)
 
 
 def sgd(
@@ -127,7 +230,9 @@ def sgd(
     average: float | None = None,
 ) -> Method:
     """Plain SGD, without privacy, for comparison."""
-    return Method("sgd", Unclipped(), Sgd(momentum), _rate(learning_rate, schedule), average, private=False)
+    return Method(
+        "sgd", Unclipped(), Sgd(momentum), _rate(learning_rate, schedule), average=average, private=False
+    )
 
 
 def adam(
@@ -139,15 +244,18 @@ def adam(
 ) -> Method:
     """Plain Adam, without privacy, for comparison."""
     return Method(
-        "adam", Unclipped(), Adam(beta1, beta2), _rate(learning_rate, schedule), average, private=False
+        "adam", Unclipped(), Adam(beta1, beta2), _rate(learning_rate, schedule), average=average, private=False
     )
 
 
 METHODS: dict[str, Callable[..., Method]] = {
+    "adadp": adadp,
     "adam": adam,
     "adam-wosm": adam_wosm,
     "dp-adam": dp_adam,
+    "dp-dog": dp_dog,
     "dp-sgd": dp_sgd,
+    "oso": oso,
     "sgd": sgd,
 }
 

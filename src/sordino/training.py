@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,9 +38,9 @@ from sordino.privacy import (
 )
 from sordino.privacy.certificate import epsilon_to_json, sordino_version
 from sordino.runs import Checkpoint, RunDirectory, TrainingBar, delete_checkpoint, restore_
+from sordino.steps import Plan
 
 _LOGGED_STEPS = 40  # pricing a step with PLD takes a twentieth of a second
-_EVALUATIONS = 10
 _CHECKPOINTS = 20
 
 
@@ -70,6 +71,7 @@ def train(
     delta: float | None = None,
     sampling: str = "poisson",
     test: Any = None,
+    evaluations: int = 10,
     groups: Tensor | None = None,
     public_loss: Callable[[Tensor], Tensor] | None = None,
     seed: int | None = None,
@@ -104,11 +106,11 @@ def train(
             raise ValueError(f"groups must give one id for each of the {len(examples)} rows")
     units = len(examples) if groups is None else len(torch.unique(groups))
     how = _sampling(sampling, batch_size, units)
-    calls = method.step.calls
     if not epochs > 0 or not math.isfinite(epochs):
         raise ValueError(f"epochs must be positive, not {epochs:g}")
-    steps = max(1, round(epochs * how.steps_per_epoch(units) / calls))
-    multiplier, delta = _noise(method, how, units, steps * calls, budget, noise_multiplier, delta, accountant)
+    per_epoch = how.steps_per_epoch(units)
+    steps, batches = method.step.steps(max(1, round(epochs * per_epoch)), per_epoch)
+    multiplier, delta = _noise(method, how, units, batches, budget, noise_multiplier, delta, accountant)
     method.step.check(multiplier)
     if delta is not None and delta >= 1 / units:
         warnings.warn(
@@ -130,6 +132,7 @@ def train(
         clip=method.clip,
         noise_multiplier=multiplier,
         sampling=how,
+        noise=method.noise,
         ledger=Ledger.from_state(saved["ledger"]) if saved else Ledger(),
         groups=groups,
         secure=secure,
@@ -137,8 +140,8 @@ def train(
         microbatch=saved["microbatch"] if saved else microbatch,
         show_unprotected=show_unprotected,
     )
-    spent = _Spending(gate, steps * calls, delta, accountant)
-    plan = {
+    spent = _Spending(gate, batches, delta, accountant)
+    plan: dict[str, Any] = {
         "data": data_name,
         "n": units,
         "unit": gate.unit,
@@ -147,6 +150,7 @@ def train(
         "batch_size": batch_size,
         "sampling": sampling,
         "steps": steps,
+        "batches": batches,
         "noise_multiplier": multiplier,
         "delta": delta,
         "parameters": len(gate.theta),
@@ -164,7 +168,8 @@ def train(
         gate.engine.everything_unruled = saved["everything_unruled"]
 
     theta = gate.theta
-    step_state, rate_state = method.step.start(theta), method.rate.start(steps)
+    numbers = Plan(len(theta), steps, batches, per_epoch, gate.expected_batch, multiplier)
+    step_state, rate_state = method.step.start(theta, numbers), method.rate.start(numbers, theta)
     average = theta.clone() if method.average is not None else None
     history: list[dict[str, Any]] = []
     first = 0
@@ -178,8 +183,8 @@ def train(
             average.copy_(saved["average"])
         history = directory.cut_history(saved["history_size"])
 
-    def field(theta: Tensor, *, adapt: bool = True) -> Released:
-        released = gate(theta, adapt=adapt)
+    def field(theta: Tensor) -> Released:
+        released = gate(theta, adapt=False)
         if public_loss is None:
             return released
         return replace(released, gradient=released.gradient + _gradient(public_loss, theta))
@@ -210,7 +215,7 @@ def train(
     if progress is None:
         progress = sys.stderr.isatty()
     logged = _marks(steps, _LOGGED_STEPS)
-    evaluated = _marks(steps, _EVALUATIONS) if test is not None else set()
+    evaluated = _marks(steps, evaluations) if test is not None else set()
     saves = _marks(steps, _CHECKPOINTS) - {steps}
     if directory is not None:
         if saved is None:
@@ -220,9 +225,10 @@ def train(
         directory.write_json("run.json", {"status": "running", **plan, "sordino_version": sordino_version()})
     with TrainingBar(steps, progress) as bar:
         for step in range(first, steps):
-            rate = method.rate.rate(step, rate_state)
-            result = method.step.step(field, theta, rate, step_state)
-            rate_state = method.rate.update(rate_state, result)
+            rate = partial(method.rate.rate, step, rate_state)
+            result = method.step.step(field, theta, rate, step_state, method.rate.limit(rate_state))
+            rate_state = method.rate.update(rate_state, result, theta)
+            gate.adapt(*result.gradients)  # once, when all the gradients of the step are there
             if average is not None:
                 assert method.average is not None
                 average.lerp_(theta, 1 - min(method.average, (step + 1) / (step + 10)))
@@ -232,11 +238,15 @@ def train(
                 assert isinstance(released, Released)
                 line = {
                     "step": done,
-                    "epoch": done * epochs / steps,
-                    "rate": rate,
+                    "epoch": gate.step / per_epoch,
+                    "rate": result.rate,
                     "threshold": None if math.isinf(released.threshold) else released.threshold,
                     "epsilon": epsilon_to_json(spent(gate.step)),
                 }
+                if result.error is not None:
+                    line["error"] = result.error
+                if "tol" in rate_state:
+                    line["tolerance"] = rate_state["tol"]
                 if how.caveat is not None:
                     line["caveat"] = how.caveat
                 if released.unprotected_loss is not None:
@@ -256,7 +266,7 @@ def train(
     if average is not None:
         theta.copy_(average)
     metrics = {**(evaluate(model, loss, test) if test is not None else {}), "covered": False}
-    guarantee, event = spent.total, gate.plan(steps * calls)
+    guarantee, event = spent.total, gate.plan(batches)
     if gate.ledger.event != event:
         raise RuntimeError(
             "the ledger does not hold what was planned: this is a bug in Sordino, please report it"

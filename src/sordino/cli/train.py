@@ -44,7 +44,8 @@ def train(
     data: Annotated[
         str,
         typer.Argument(
-            metavar="DATA", help="digits, mnist, fashion-mnist, cifar10, or a path to an .npz file."
+            metavar="DATA",
+            help="digits, mnist, fashion-mnist, cifar10, adult, ag-news, or a path to an .npz file.",
         ),
     ],
     epsilon: Annotated[float | None, typer.Option(help="The budget, above 0. No default.")] = None,

@@ -1,4 +1,4 @@
-"""Thresholds that stay: one for the whole gradient, one per layer, or none."""
+"""Thresholds that stay: one for the whole gradient, one per layer, norms made equal, or none at all."""
 
 from __future__ import annotations
 
@@ -9,7 +9,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sordino.clipping.policy import ClippingPolicy, State, check_threshold, clip_factors
+from sordino.clipping.policy import (
+    LARGEST,
+    SMALLEST,
+    ClippingPolicy,
+    State,
+    check_threshold,
+    clip_factors,
+)
 from sordino.gradients import Norms
 
 
@@ -26,7 +33,7 @@ class Fixed(ClippingPolicy):
         return {"threshold": self.threshold}
 
     def sensitivity(self, state: State) -> float:
-        return state["threshold"]
+        return float(state["threshold"])
 
     def weights(self, norms: Norms, state: State) -> Tensor:
         return clip_factors(norms.total_U, state["threshold"])[None]
@@ -61,7 +68,7 @@ class PerLayer(ClippingPolicy):
         return {"threshold": total, **{f"threshold:{i}": c for i, c in enumerate(each)}}
 
     def sensitivity(self, state: State) -> float:
-        return state["threshold"]
+        return float(state["threshold"])
 
     def weights(self, norms: Norms, state: State) -> Tensor:
         layers = torch.tensor(_layers(norms.names), device=norms.squares_PU.device)
@@ -85,6 +92,8 @@ def _layers(names: Sequence[str]) -> list[int]:
 class Unclipped(ClippingPolicy):
     """No clipping: for training without privacy. The gate refuses to add noise to it."""
 
+    needs_threshold = False
+
     def start(self, names: Sequence[str]) -> State:
         return {"threshold": math.inf}
 
@@ -93,3 +102,28 @@ class Unclipped(ClippingPolicy):
 
     def weights(self, norms: Norms, state: State) -> Tensor:
         return torch.ones_like(norms.total_U)[None]
+
+
+@dataclass(frozen=True)
+class Normalised(ClippingPolicy):
+    """Divide every unit's gradient by its norm (plus ``stability``), so that no threshold is left to choose.
+
+    What a threshold far below every norm does, up to the scale of the rate: each unit contributes a vector of
+    norm below 1 (Bu et al., "Automatic clipping", 2023; they recommend a stability of 0.01).
+    """
+
+    stability: float = 0.01
+    needs_threshold = False
+
+    def __post_init__(self) -> None:
+        if not SMALLEST <= self.stability <= LARGEST:
+            raise ValueError(f"stability must be in [{SMALLEST:g}, {LARGEST:g}], not {self.stability:g}")
+
+    def start(self, names: Sequence[str]) -> State:
+        return {"threshold": 1.0}
+
+    def sensitivity(self, state: State) -> float:
+        return 1.0
+
+    def weights(self, norms: Norms, state: State) -> Tensor:
+        return (norms.total_U + self.stability).reciprocal_()[None]

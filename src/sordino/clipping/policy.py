@@ -5,14 +5,23 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from sordino.gradients import Norms
 
-State = dict[str, float]
+State = dict[str, Any]  # numbers and tensors: a checkpoint holds it as it is
+
+
+class Answer(Protocol):
+    """What a policy may learn from: a released gradient and the probes released with it."""
+
+    @property
+    def gradient(self) -> Tensor: ...
+    @property
+    def probes(self) -> Mapping[str, Any]: ...
 
 
 @dataclass(frozen=True)
@@ -31,6 +40,9 @@ class Probe:
 
 class ClippingPolicy(ABC):
     """A threshold policy. Settings are the fields of a frozen dataclass; what moves is a ``State``."""
+
+    adapts = False  # the threshold moves with what was released
+    needs_threshold = True  # the user has to give one (a mere starting point does not count)
 
     @abstractmethod
     def start(self, names: Sequence[str]) -> State:
@@ -51,8 +63,8 @@ class ClippingPolicy(ABC):
         """One row per scalar probe: each unit's number, [M, U]."""
         return norms.total_U.new_zeros(0, len(norms.total_U))
 
-    def update(self, state: State, gradient: Tensor, probes: Mapping[str, Any]) -> State:
-        """The state for the next step, from released values only."""
+    def update(self, state: State, released: Sequence[Answer]) -> State:
+        """The state for the next step, from what this step released: one answer, or several at one threshold."""
         return state
 
 
@@ -63,6 +75,10 @@ def clip_factors(norms_U: Tensor, threshold: float) -> Tensor:
 
 # Outside of these, squares and reciprocals of single-precision numbers vanish or overflow.
 SMALLEST, LARGEST = 1e-12, 1e12
+
+
+def bounded(threshold: float) -> float:
+    return min(LARGEST, max(SMALLEST, threshold))
 
 
 def check_threshold(threshold: float) -> None:

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from sordino.clipping.policy import (
-    LARGEST,
-    SMALLEST,
+    Answer,
     ClippingPolicy,
     Probe,
     State,
+    bounded,
     check_threshold,
     clip_factors,
 )
@@ -33,6 +32,8 @@ class Quantile(ClippingPolicy):
     target_quantile: float = 0.5  # gamma
     threshold: float = 0.1  # C_0
     speed: float = 0.2  # eta_C
+    adapts = True
+    needs_threshold = False
 
     def __post_init__(self) -> None:
         check_threshold(self.threshold)
@@ -45,7 +46,7 @@ class Quantile(ClippingPolicy):
         return {"threshold": self.threshold}
 
     def sensitivity(self, state: State) -> float:
-        return state["threshold"]
+        return float(state["threshold"])
 
     def weights(self, norms: Norms, state: State) -> Tensor:
         return clip_factors(norms.total_U, state["threshold"])[None]
@@ -58,8 +59,10 @@ class Quantile(ClippingPolicy):
         within = norms.total_U <= state["threshold"]
         return torch.where(within, 0.5, -0.5)[None].to(norms.total_U.dtype)
 
-    def update(self, state: State, gradient: Tensor, probes: Mapping[str, Any]) -> State:
+    def update(self, state: State, released: Sequence[Answer]) -> State:
         # The gate has divided by the expected batch; undo the centring, which is a public constant.
-        fraction = min(1.0, max(0.0, float(probes["fraction_within"]) + 0.5))
-        moved = state["threshold"] * math.exp(-self.speed * (fraction - self.target_quantile))
-        return {"threshold": min(LARGEST, max(SMALLEST, moved))}
+        within = sum(float(r.probes["fraction_within"]) for r in released) / len(released) + 0.5
+        within = min(1.0, max(0.0, within))
+        return {
+            "threshold": bounded(state["threshold"] * math.exp(-self.speed * (within - self.target_quantile)))
+        }

@@ -7,6 +7,8 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+from sordino.data.adult import load_adult
+from sordino.data.ag_news import load_ag_news
 from sordino.data.cifar import load_cifar10
 from sordino.data.digits import load_digits
 from sordino.data.download import Folders
@@ -15,6 +17,8 @@ from sordino.data.loaded import Loaded
 from sordino.data.npz import load_npz
 
 NAMED_SETS: dict[str, Callable[[Folders], Loaded]] = {
+    "adult": load_adult,
+    "ag-news": load_ag_news,
     "cifar10": load_cifar10,
     "digits": load_digits,
     "fashion-mnist": FASHION_MNIST.load,

@@ -1,6 +1,6 @@
 """Noise mechanisms and the randomness they draw from."""
 
-from sordino.noise.gaussian import GaussianNoise, joint_split
+from sordino.noise.gaussian import Gaussian, GaussianNoise, joint_split
 from sordino.noise.randomness import Streams
 
-__all__ = ["GaussianNoise", "Streams", "joint_split"]
+__all__ = ["Gaussian", "GaussianNoise", "Streams", "joint_split"]

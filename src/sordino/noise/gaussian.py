@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -12,6 +13,18 @@ from torch import Tensor
 from sordino.noise.randomness import Reader, Streams
 
 _CHUNK = 1 << 18  # coordinates per pass: the work buffers stay in the cache
+
+
+@dataclass(frozen=True)
+class Gaussian:
+    """The mechanism: fresh, independent noise on every release. What a method and a gate are told to use."""
+
+    def source(self, streams: Streams, *, secure: bool) -> GaussianNoise:
+        return GaussianNoise(streams, secure=secure)
+
+    def split(self, noise_multiplier: float, probe_multipliers: Sequence[float]) -> float:
+        """The gradient's own multiplier; gradient and probes are one joint release."""
+        return joint_split(noise_multiplier, probe_multipliers)
 
 
 class GaussianNoise:

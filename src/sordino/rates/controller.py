@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from typing import Any
 
-from sordino.steps import StepResult
+from torch import Tensor
+
+from sordino.steps import Gradient, Plan, StepResult
 
 State = dict[str, Any]
 
@@ -13,18 +16,34 @@ State = dict[str, Any]
 class RateController(ABC):
     """A rate controller. Settings are the fields of a frozen dataclass; what moves is a ``State``."""
 
-    def start(self, total_steps: int) -> State:
+    adapts = False  # the rate moves with what was released
+    needs_rate = True  # the user has to give a learning rate (a mere starting point does not count)
+    needs_error = False  # of the step rule
+
+    def start(self, plan: Plan, theta: Tensor) -> State:
         return {}
 
     @abstractmethod
-    def rate(self, step: int, state: State) -> float:
-        """The learning rate of step number ``step``, counted from 0."""
+    def rate(self, step: int, state: State, gradient: Gradient) -> float:
+        """The learning rate of step number ``step``, counted from 0, whose first gradient is known."""
 
-    def update(self, state: State, result: StepResult) -> State:
-        """The state after a step, from released values only."""
+    def limit(self, state: State) -> float:
+        """The error above which a step is taken back."""
+        return math.inf
+
+    def update(self, state: State, result: StepResult, theta: Tensor) -> State:
+        """The state after a step that led to ``theta``, from released values only."""
         return state
 
 
 def check_rate(learning_rate: float) -> None:
     if not 0 < learning_rate < float("inf"):
         raise ValueError(f"learning_rate must be positive and finite, not {learning_rate:g}")
+
+
+# Beyond these a single-precision step vanishes or overflows; a controller that gets there stays there.
+SMALLEST, LARGEST = 1e-30, 1e30
+
+
+def bounded(rate: float) -> float:
+    return min(LARGEST, max(SMALLEST, rate))

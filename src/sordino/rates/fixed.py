@@ -5,7 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from sordino.rates.controller import RateController, State, check_rate
+from sordino.steps import Gradient, Plan
 
 
 @dataclass(frozen=True)
@@ -15,7 +18,7 @@ class Constant(RateController):
     def __post_init__(self) -> None:
         check_rate(self.learning_rate)
 
-    def rate(self, step: int, state: State) -> float:
+    def rate(self, step: int, state: State, gradient: Gradient | None = None) -> float:
         return self.learning_rate
 
 
@@ -24,8 +27,7 @@ class Scheduled(RateController):
     """From ``learning_rate`` to ``final`` times it along a ``shape`` (linear, cosine), after a linear warm-up.
 
     >>> controller = Scheduled(1.0, shape="linear", warmup=0.0)
-    >>> state = controller.start(total_steps=4)
-    >>> [controller.rate(step, state) for step in range(4)]
+    >>> [controller.rate(step, {"total_steps": 4}) for step in range(4)]
     [1.0, 0.75, 0.5, 0.25]
     """
 
@@ -41,10 +43,10 @@ class Scheduled(RateController):
         if not (0 <= self.final <= 1 and 0 <= self.warmup < 1):
             raise ValueError("final must be in [0, 1] and warmup in [0, 1)")
 
-    def start(self, total_steps: int) -> State:
-        return {"total_steps": total_steps}
+    def start(self, plan: Plan, theta: Tensor) -> State:
+        return {"total_steps": plan.steps}
 
-    def rate(self, step: int, state: State) -> float:
+    def rate(self, step: int, state: State, gradient: Gradient | None = None) -> float:
         total = int(state["total_steps"])
         rising = self.warmup * total
         if step < rising:

@@ -1,53 +1,112 @@
-"""report.png: how accuracy and epsilon went over training."""
+"""report.png: how accuracy, privacy, and what tuned itself went over training."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+History = list[dict[str, Any]]
+_BLUE, _RED, _GREEN, _GREY = "#1b6ca8", "#b8442c", "#2f7d4f", "#777777"
 
 
-def draw_report(summary: dict[str, Any], history: list[dict[str, Any]], path: Path) -> None:
-    """Draw the figure of one run."""
+def draw_report(summary: dict[str, Any], history: History, path: Path) -> None:
+    """Draw the figure of one run: a panel for each thing that was measured or that moved."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, (left, right) = pyplot.subplots(1, 2, figsize=(9, 3.4), layout="constrained")
-    epochs = [line["epoch"] for line in history]
-    scored = [line for line in history if "test_accuracy" in line]
-    measure = "test_accuracy" if scored else "test_loss"
-    scored = [line for line in history if measure in line]
-    left.plot(
-        [line["epoch"] for line in scored], [line[measure] for line in scored], marker="o", color="#1b6ca8"
-    )
-    left.set(xlabel="epoch", ylabel=measure.replace("_", " "), title="On held-out rows (not covered)")
-    if measure == "test_accuracy":
-        left.set_ylim(0, 1)
-    if not scored:
-        left.text(0.5, 0.5, "no test set", ha="center", va="center", transform=left.transAxes)
-    spent = [line["epsilon"] for line in history]
-    if any(isinstance(value, str) for value in spent):
-        right.text(
-            0.5,
-            0.5,
-            "not private\n(epsilon is infinite)",
-            ha="center",
-            va="center",
-            transform=right.transAxes,
-        )
-    else:
-        right.plot(epochs, spent, color="#b8442c")
-        right.set_ylim(bottom=0)
-    delta = summary.get("delta")
-    title = "Privacy spent" if delta is None else f"Privacy spent, delta = {delta:g}, per {summary['unit']}"
-    right.set(xlabel="epoch", ylabel="epsilon", title=title)
-    for axes in (left, right):
+    panels: list[Callable[[Axes, dict[str, Any], History], None]] = [_score, _score_for_epsilon, _spent]
+    panels += [_rate]
+    if any(line["threshold"] is not None for line in history):
+        panels += [_threshold]
+    if any("error" in line for line in history):
+        panels += [_error]
+    rows = -(-len(panels) // 3)
+    figure, grid = pyplot.subplots(rows, 3, figsize=(12, 3.3 * rows), layout="constrained", squeeze=False)
+    for axes, panel in zip(grid.flat, panels, strict=False):
+        panel(axes, summary, history)
         axes.grid(alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)
+    for axes in grid.flat[len(panels) :]:
+        axes.set_axis_off()
     void = "  (seeded: not a guarantee)" if summary.get("seeded") else ""
     if "caveat" in summary:
         void += "\n" + summary["caveat"]
     figure.suptitle(f"{summary['data']}: {summary['method']['name']}{void}")
     figure.savefig(path, dpi=120)
     pyplot.close(figure)
+
+
+def _score(axes: Axes, summary: dict[str, Any], history: History) -> None:
+    measure, scored = _scored(history)
+    _plot(axes, scored, "epoch", measure, marker="o", color=_BLUE)
+    axes.set(xlabel="epoch", ylabel=measure.replace("_", " "), title="On held-out rows (not covered)")
+    if not scored:
+        _say(axes, "no test set")
+    elif measure == "test_accuracy":
+        axes.set_ylim(0, 1)
+
+
+def _score_for_epsilon(axes: Axes, summary: dict[str, Any], history: History) -> None:
+    measure, scored = _scored(history)
+    axes.set(xlabel="epsilon", ylabel=measure.replace("_", " "), title="What epsilon bought")
+    if not scored:
+        _say(axes, "no test set")
+    elif _infinite(history):
+        _say(axes, "not private\n(epsilon is infinite)")
+    else:
+        _plot(axes, scored, "epsilon", measure, marker="o", color=_BLUE)
+        axes.set_xlim(left=0)
+
+
+def _spent(axes: Axes, summary: dict[str, Any], history: History) -> None:
+    delta = summary.get("delta")
+    title = "Privacy spent" if delta is None else f"Privacy spent, delta = {delta:g}, per {summary['unit']}"
+    axes.set(xlabel="epoch", ylabel="epsilon", title=title)
+    if _infinite(history):
+        _say(axes, "not private\n(epsilon is infinite)")
+    else:
+        _plot(axes, history, "epoch", "epsilon", color=_RED)
+        axes.set_ylim(bottom=0)
+
+
+def _rate(axes: Axes, summary: dict[str, Any], history: History) -> None:
+    _plot(axes, history, "epoch", "rate", color=_GREEN)
+    axes.set(xlabel="epoch", ylabel="learning rate", title="Learning rate", yscale="log")
+
+
+def _threshold(axes: Axes, summary: dict[str, Any], history: History) -> None:
+    moved = [line for line in history if line["threshold"] is not None]
+    _plot(axes, moved, "epoch", "threshold", color=_GREEN)
+    axes.set(xlabel="epoch", ylabel="threshold", title="Clipping threshold", yscale="log")
+
+
+def _error(axes: Axes, summary: dict[str, Any], history: History) -> None:
+    known = [line for line in history if "error" in line]
+    _plot(axes, known, "epoch", "error", color=_GREEN, label="error estimate")
+    if all("tolerance" in line for line in known):
+        _plot(axes, known, "epoch", "tolerance", color=_GREY, linestyle="--", label="tolerance")
+    axes.set(xlabel="epoch", ylabel="error of a step", title="Error estimate", yscale="log")
+    axes.legend(frameon=False)
+
+
+def _scored(history: History) -> tuple[str, History]:
+    measure = "test_accuracy" if any("test_accuracy" in line for line in history) else "test_loss"
+    return measure, [line for line in history if measure in line]
+
+
+def _infinite(history: History) -> bool:
+    return any(isinstance(line["epsilon"], str) for line in history)  # JSON has no infinity
+
+
+def _plot(axes: Axes, lines: History, x: str, y: str, **style: Any) -> None:
+    axes.plot([line[x] for line in lines], [line[y] for line in lines], **style)
+
+
+def _say(axes: Axes, text: str) -> None:
+    axes.text(0.5, 0.5, text, ha="center", va="center", transform=axes.transAxes)

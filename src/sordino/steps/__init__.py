@@ -1,7 +1,19 @@
 """Step rules."""
 
 from sordino.steps.adam import Adam, AdamWithoutSecondMoments
-from sordino.steps.rule import Field, StepResult, StepRule
+from sordino.steps.extrapolation import Extrapolation
+from sordino.steps.rule import Field, Gradient, Plan, Rate, StepResult, StepRule
 from sordino.steps.sgd import Sgd
 
-__all__ = ["Adam", "AdamWithoutSecondMoments", "Field", "Sgd", "StepResult", "StepRule"]
+__all__ = [
+    "Adam",
+    "AdamWithoutSecondMoments",
+    "Extrapolation",
+    "Field",
+    "Gradient",
+    "Plan",
+    "Rate",
+    "Sgd",
+    "StepResult",
+    "StepRule",
+]

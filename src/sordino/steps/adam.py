@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from sordino.steps.rule import Field, State, StepResult, StepRule
+from sordino.steps.rule import Field, Plan, Rate, State, StepResult, StepRule
 
 
 @dataclass(frozen=True)
@@ -17,24 +18,28 @@ class Adam(StepRule):
     beta1: float = 0.9
     beta2: float = 0.999
     eps: float = 1e-8
+    linear = False
 
     def __post_init__(self) -> None:
         if not (0 <= self.beta1 < 1 and 0 <= self.beta2 < 1 and self.eps > 0):
             raise ValueError("Adam needs beta1 and beta2 in [0, 1) and eps > 0")
 
-    def start(self, theta: Tensor) -> State:
+    def start(self, theta: Tensor, plan: Plan) -> State:
         return {"first": torch.zeros_like(theta), "second": torch.zeros_like(theta), "steps": 0}
 
-    def step(self, field: Field, theta: Tensor, rate: float, state: State) -> StepResult:
+    def step(
+        self, field: Field, theta: Tensor, rate: Rate, state: State, limit: float = math.inf
+    ) -> StepResult:
         released = field(theta)
-        g = released.gradient
+        g, eta = released.gradient, rate(released)
         state["steps"] += 1
         t = state["steps"]
         first = state["first"].mul_(self.beta1).add_(g, alpha=1 - self.beta1)
         second = state["second"].mul_(self.beta2).addcmul_(g, g, value=1 - self.beta2)
         scale = (second / (1 - self.beta2**t)).sqrt_().add_(self.eps)
-        theta.addcdiv_(first, scale, value=-rate / (1 - self.beta1**t))
-        return StepResult((released,))
+        direction = torch.div(first, scale.mul_(1 - self.beta1**t))
+        theta.add_(direction, alpha=-eta)
+        return StepResult((released,), eta, direction)
 
 
 @dataclass(frozen=True)
@@ -45,6 +50,8 @@ class AdamWithoutSecondMoments(StepRule):
     """
 
     beta1: float = 0.9
+    needs_rate = False
+    linear = False
 
     def __post_init__(self) -> None:
         if not 0 <= self.beta1 < 1:
@@ -56,10 +63,12 @@ class AdamWithoutSecondMoments(StepRule):
                 "adam_wosm divides its step by the noise and so needs some: without privacy use adam"
             )
 
-    def start(self, theta: Tensor) -> State:
+    def start(self, theta: Tensor, plan: Plan) -> State:
         return {"first": torch.zeros_like(theta), "steps": 0}
 
-    def step(self, field: Field, theta: Tensor, rate: float, state: State) -> StepResult:
+    def step(
+        self, field: Field, theta: Tensor, rate: Rate, state: State, limit: float = math.inf
+    ) -> StepResult:
         released = field(theta)
         if released.noise_std == 0:
             raise ValueError(
@@ -67,6 +76,8 @@ class AdamWithoutSecondMoments(StepRule):
             )
         state["steps"] += 1
         first = state["first"].mul_(self.beta1).add_(released.gradient, alpha=1 - self.beta1)
-        effective = rate / (released.noise_std + 1e-8)
-        theta.add_(first, alpha=-effective / (1 - self.beta1 ** state["steps"]))
-        return StepResult((released,))
+        eta = rate(released)
+        scale = (released.noise_std + 1e-8) * (1 - self.beta1 ** state["steps"])
+        direction = first / scale
+        theta.add_(direction, alpha=-eta)
+        return StepResult((released,), eta, direction)

@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from torch import Tensor
 
 State = dict[str, Any]  # tensors and numbers: a checkpoint holds it as it is
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The public numbers of a run, laid down before it starts: what rules and controllers may depend on."""
+
+    parameters: int  # d
+    steps: int  # of the step rule
+    batches: int  # gate calls of all the steps together
+    batches_per_epoch: float
+    expected_batch: float  # B
+    noise_multiplier: float
 
 
 class Gradient(Protocol):
@@ -25,32 +38,41 @@ class Gradient(Protocol):
     def probes(self) -> Mapping[str, Any]: ...
 
 
-class Field(Protocol):
-    """A noisy gradient at theta, like the vector field an ODE solver calls."""
-
-    def __call__(self, theta: Tensor, *, adapt: bool = True) -> Gradient: ...
+Field = Callable[[Tensor], Gradient]  # a noisy gradient at theta, like the vector field an ODE solver calls
+Rate = Callable[[Gradient], float]  # the learning rate of the step whose first gradient this is
 
 
 @dataclass(frozen=True)
 class StepResult:
-    """What a step saw, for rate controllers: the released gradients, and an error estimate where there is one."""
+    """What a step saw and did, for rate controllers and thresholds: all of it is released already."""
 
     gradients: tuple[Gradient, ...]
-    error: float | None = None
+    rate: float
+    direction: Tensor  # theta moved by -rate times this
+    error: float | None = None  # where the rule can estimate one
+    accepted: bool = True
 
 
 class StepRule(ABC):
     """A step rule. Settings are the fields of a frozen dataclass; what moves is a ``State``."""
 
-    calls = 1  # of the field, in each step
+    estimates_error = False
+    needs_rate = True  # False if the rule scales its own steps, so that its rate is a constant of the method
+    linear = True  # a step is linear in the gradients, so that OSO's q is its derivative by the threshold
 
     def check(self, noise_multiplier: float) -> None:
         """Raise ValueError if the rule cannot work with this noise."""
         return None
 
-    @abstractmethod
-    def start(self, theta: Tensor) -> State: ...
+    def steps(self, batches: int, batches_per_epoch: float) -> tuple[int, int]:
+        """How many steps about ``batches`` batches make, and how many batches exactly those will draw."""
+        return batches, batches
 
     @abstractmethod
-    def step(self, field: Field, theta: Tensor, rate: float, state: State) -> StepResult:
-        """Move ``theta`` and ``state`` in place."""
+    def start(self, theta: Tensor, plan: Plan) -> State: ...
+
+    @abstractmethod
+    def step(
+        self, field: Field, theta: Tensor, rate: Rate, state: State, limit: float = math.inf
+    ) -> StepResult:
+        """Move ``theta`` and ``state`` in place; a step whose error is above ``limit`` is taken back."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from sordino.steps.rule import Field, State, StepResult, StepRule
+from sordino.steps.rule import Field, Plan, Rate, State, StepResult, StepRule
 
 
 @dataclass(frozen=True)
@@ -20,13 +21,16 @@ class Sgd(StepRule):
         if not 0 <= self.momentum < 1:
             raise ValueError(f"momentum must be in [0, 1), not {self.momentum:g}")
 
-    def start(self, theta: Tensor) -> State:
+    def start(self, theta: Tensor, plan: Plan) -> State:
         return {"velocity": torch.zeros_like(theta)} if self.momentum else {}
 
-    def step(self, field: Field, theta: Tensor, rate: float, state: State) -> StepResult:
+    def step(
+        self, field: Field, theta: Tensor, rate: Rate, state: State, limit: float = math.inf
+    ) -> StepResult:
         released = field(theta)
+        eta = rate(released)
         direction = released.gradient
         if self.momentum:
             direction = state["velocity"].mul_(self.momentum).add_(released.gradient)
-        theta.add_(direction, alpha=-rate)
-        return StepResult((released,))
+        theta.add_(direction, alpha=-eta)
+        return StepResult((released,), eta, direction)

@@ -1,0 +1,47 @@
+"""Distance over gradients: the rate follows how far training has come (Ivgi, Hinder and Carmon, ICML 2023)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from sordino.rates.controller import RateController, State
+from sordino.steps import Gradient, Plan, StepResult
+
+
+@dataclass(frozen=True)
+class DistanceOverGradients(RateController):
+    """rate_t = max_(s <= t) |theta_s - theta_0| / sqrt(sum_(s <= t) |g_s|^2), free post-processing.
+
+    ``initial`` is the distance taken for granted at first, relative to 1 + |theta_0|.
+    """
+
+    initial: float = 0.1
+    adapts = True
+    needs_rate = False
+
+    def __post_init__(self) -> None:
+        if not 0 < self.initial < math.inf:
+            raise ValueError(f"initial must be positive and finite, not {self.initial:g}")
+
+    def start(self, plan: Plan, theta: Tensor) -> State:
+        return {
+            "origin": theta.clone(),
+            "distance": self.initial * (1 + float(theta.norm())),
+            "squares": 0.0,  # of the norms of the gradients so far
+        }
+
+    def rate(self, step: int, state: State, gradient: Gradient) -> float:
+        squares = state["squares"] + float(gradient.gradient.norm()) ** 2
+        return float(state["distance"] / math.sqrt(squares)) if squares > 0 else 0.0
+
+    def update(self, state: State, result: StepResult, theta: Tensor) -> State:
+        squares = sum(float(g.gradient.norm()) ** 2 for g in result.gradients) / len(result.gradients)
+        moved = float((theta - state["origin"].to(theta.device)).norm())
+        return {
+            "origin": state["origin"],
+            "distance": max(state["distance"], moved),
+            "squares": state["squares"] + squares,
+        }

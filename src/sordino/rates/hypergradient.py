@@ -1,0 +1,45 @@
+"""OSO's controller: the rate descends its own derivative (Galli et al., AAAI 2024; Rubio, 2017)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from sordino.hypergradient import check_update, factor
+from sordino.rates.controller import RateController, State, bounded, check_rate
+from sordino.steps import Gradient, StepResult
+
+
+@dataclass(frozen=True)
+class Hypergradient(RateController):
+    """The loss of a step falls with the rate of the step before if its gradient points along that step.
+
+    ``update="sign"``: rate <- rate * exp(speed * sign<g_t, u_(t-1)>); ``"cosine"``: rate <- rate * (1 + speed * cos)
+    (the paper's eq. 19). u is the direction of the step before: the gradient itself in SGD, the velocity under
+    momentum.
+    """
+
+    learning_rate: float = 0.3  # rho_0
+    speed: float = 2.5e-3  # rho_r
+    update_by: str = "sign"
+    adapts = True
+
+    def __post_init__(self) -> None:
+        check_rate(self.learning_rate)
+        check_update(self.speed, self.update_by)
+
+    def rate(self, step: int, state: State, gradient: Gradient | None = None) -> float:
+        return float(state.get("rate", self.learning_rate))
+
+    def update(self, state: State, result: StepResult, theta: Tensor) -> State:
+        rate = self.rate(0, state)
+        # The last gradient against what was stepped along before it; under extrapolation that is the first half.
+        previous = result.gradients[-2].gradient if len(result.gradients) > 1 else state.get("direction")
+        if previous is not None:
+            rate = bounded(rate * factor(result.gradients[-1].gradient, previous, self.speed, self.update_by))
+        direction = result.direction
+        if direction is not result.gradients[-1].gradient:
+            direction = direction.clone()  # a velocity, which the next step will change
+        return {"rate": rate, "direction": direction}
+

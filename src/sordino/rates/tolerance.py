@@ -1,0 +1,81 @@
+"""ADADP's controller: keep the error estimate of a step near a tolerance (Koskela and Honkela, 2020)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from sordino.rates.controller import RateController, State, bounded, check_rate
+from sordino.steps import Gradient, Plan, StepResult
+
+NOISE_PER_COORDINATE = 0.15  # see default_tolerance
+TOLERANCE_WITHOUT_NOISE = 0.1  # the paper's value for runs without privacy
+
+
+def default_tolerance(plan: Plan) -> float:
+    """0.15 sqrt(d / 2T) for T steps on d parameters.
+
+    Where noise dominates, the error of a step is rate * std * sqrt(d / 2), std that of a coordinate's noise, and
+    keeping it at tol lets noise of tol sqrt(2T / d) gather in each coordinate over the run. So this rule fixes
+    what may gather, whatever the model's size and the number of steps; docs/results.md has the measurements.
+    """
+    if plan.noise_multiplier == 0:
+        return TOLERANCE_WITHOUT_NOISE
+    return NOISE_PER_COORDINATE * math.sqrt(plan.parameters / (2 * plan.steps))
+
+
+@dataclass(frozen=True)
+class Tolerance(RateController):
+    """rate <- rate * clamp((tol / error)^exponent, shrink, grow) after every step.
+
+    ``tol=None`` takes ``default_tolerance``. Steps with an error above tol are taken back if ``discard`` (their
+    batches are spent all the same). When the step rule stops to estimate errors, the rate falls as
+    1 / (1 + decay k) over the k-th epoch from there. ``reduction="sum"`` reads the starting rate as one for sums
+    of gradients, as the paper has it, and not for means.
+    """
+
+    learning_rate: float = 0.1  # eta_0: where it starts
+    tol: float | None = None
+    exponent: float = 1.0  # the authors' code has 0.5
+    shrink: float = 0.9  # alpha_min
+    grow: float = 1.1  # alpha_max
+    discard: bool = False
+    decay: float = 0.1
+    reduction: str = "mean"
+    adapts = True
+    needs_rate = False
+    needs_error = True
+
+    def __post_init__(self) -> None:
+        check_rate(self.learning_rate)
+        if self.tol is not None and not 0 < self.tol < math.inf:
+            raise ValueError(f"tol must be positive and finite, not {self.tol:g}")
+        if not (0 < self.exponent <= 1 and 0 < self.shrink <= 1 <= self.grow < math.inf and self.decay >= 0):
+            raise ValueError("Tolerance needs exponent in (0, 1], 0 < shrink <= 1 <= grow and decay >= 0")
+        if self.reduction not in ("mean", "sum"):
+            raise ValueError(f"reduction must be mean or sum, not {self.reduction!r}")
+
+    def start(self, plan: Plan, theta: Tensor) -> State:
+        return {
+            "rate": self.learning_rate * (plan.expected_batch if self.reduction == "sum" else 1.0),
+            "tol": default_tolerance(plan) if self.tol is None else self.tol,
+            "batches_per_epoch": plan.batches_per_epoch,
+            "frozen_from": plan.batches - plan.steps,  # a step with an error estimate draws one batch more
+        }
+
+    def rate(self, step: int, state: State, gradient: Gradient | None = None) -> float:
+        frozen = step - state["frozen_from"]
+        epoch = 0 if frozen < 0 else 1 + math.floor(frozen / state["batches_per_epoch"])
+        return float(state["rate"] / (1 + self.decay * epoch))
+
+    def limit(self, state: State) -> float:
+        return float(state["tol"]) if self.discard else math.inf
+
+    def update(self, state: State, result: StepResult, theta: Tensor) -> State:
+        if result.error is None:
+            return state
+        ratio = state["tol"] / result.error if result.error else math.inf
+        factor = min(max(self.shrink, ratio**self.exponent), self.grow)  # an error that is no number shrinks
+        return {**state, "rate": bounded(state["rate"] * factor)}

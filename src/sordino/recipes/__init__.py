@@ -1,0 +1,53 @@
+"""Published experiments beside their published numbers: one file for each, or for a family of them."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sordino.recipes.frame import Recipe
+
+# Where each recipe lives: RECIPE, or one of RECIPES, in a module of this package. They load when first used, since
+# most need torch: what a list shows is written here.
+_HOMES = {
+    "adadp-gmm": (
+        "adadp_gmm",
+        "ADADP: a Gaussian mixture by private variational inference (supplement, fig. 1)",
+    ),
+    "adadp-mnist": ("adadp_mnist", "ADADP: accuracy on MNIST from any initial learning rate"),
+    "oso-agnews": (
+        "oso_grids",
+        "OSO: grids of five methods under one budget each, AG News (tables 10 and 13)",
+    ),
+    "oso-gradients": (
+        "oso_gradients",
+        "OSO: clipping bias against noise, and what q costs (figures 1 and 2)",
+    ),
+    "oso-mnist": ("oso_grids", "OSO: grids of five methods under one budget each, MNIST (tables 8 and 11)"),
+}
+
+
+class _Recipes(Mapping[str, "Recipe"]):
+    def __getitem__(self, name: str) -> Recipe:
+        module = importlib.import_module(f"{__name__}.{_HOMES[name][0]}")
+        several: dict[str, Recipe] = getattr(module, "RECIPES", {})
+        recipe: Recipe = several[name] if several else module.RECIPE
+        assert recipe.name == name, f"{module.__name__} calls itself {recipe.name}"
+        return recipe
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(LISTED)
+
+    def __len__(self) -> int:
+        return len(LISTED)
+
+
+LISTED: dict[str, str] = {
+    name: line
+    for name, (home, line) in sorted(_HOMES.items())
+    if importlib.util.find_spec(f"{__name__}.{home}") is not None
+}
+RECIPES: Mapping[str, Recipe] = _Recipes()

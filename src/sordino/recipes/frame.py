@@ -1,0 +1,196 @@
+"""What a recipe is, and how its trainings are run: side by side, remembered, and resumed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import multiprocessing
+import os
+import re
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+# What loads torch is imported inside functions, so that a list of the recipes is quick.
+
+Result = dict[str, Any]  # plain data, stored as JSON
+
+
+@dataclass(frozen=True)
+class Job:
+    """One piece of work: a function of a module with plain settings, which decide its result.
+
+    Two jobs with the same function and settings are the same job, whatever they are called.
+    """
+
+    name: str
+    function: Callable[..., Result]
+    settings: dict[str, Any]
+
+    @property
+    def key(self) -> str:
+        what = [self.function.__module__, self.function.__qualname__, self.settings]
+        return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:12]
+
+
+@dataclass(frozen=True)
+class Table:
+    title: str
+    columns: tuple[str, ...]
+    rows: Sequence[Sequence[Any]]
+
+    def markdown(self) -> str:
+        lines = [
+            self.columns,
+            ["---"] * len(self.columns),
+            *([str(cell) for cell in row] for row in self.rows),
+        ]
+        return "\n".join(["| " + " | ".join(line) + " |" for line in lines])
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a recipe found: tables with ours beside the published, notes in plain words, a figure."""
+
+    tables: list[Table]
+    notes: list[str] = field(default_factory=list)
+    draw: Callable[[Figure], None] | None = None
+    size: tuple[float, float] = (9.0, 4.0)  # of the figure, in inches
+    settings: dict[str, Any] = field(default_factory=dict)  # what was run, for result.json
+
+
+Run = Callable[[Sequence[Job]], list[Result]]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A published experiment. ``function(run, quick)`` lists its jobs, has them run, and reports."""
+
+    name: str
+    summary: str
+    function: Callable[[Run, bool], Report]
+    quick: str  # what --quick runs instead of the whole
+
+
+class Workshop:
+    """Runs jobs, a few at a time, and keeps their results in ``folder``: what is there is not run again."""
+
+    def __init__(self, folder: Path, workers: int | None = None, progress: bool = True) -> None:
+        if workers is not None and workers < 1:
+            raise ValueError(f"workers must be at least 1, not {workers}")
+        self.folder, self.progress = folder, progress
+        self.workers = workers or os.cpu_count() or 1
+
+    def __call__(self, jobs: Sequence[Job]) -> list[Result]:
+        """The results of ``jobs``, in their order."""
+        stored = self._stored()
+        found = {job.key: stored[job.key] for job in jobs if job.key in stored}
+        missing = {job.key: job for job in jobs if job.key not in found}
+        with _Bar(len(found) + len(missing), len(found), self.progress) as advance:
+            for job, result in self._worked(list(missing.values())):
+                found[job.key] = self._store(job, result)
+                advance(job.name)
+        return [found[job.key] for job in jobs]
+
+    def _worked(self, jobs: list[Job]) -> Iterator[tuple[Job, Result]]:
+        workers = min(self.workers, len(jobs))
+        if workers <= 1:
+            for job in jobs:
+                yield job, job.function(**job.settings)
+            return
+        # One thread each: two busy torch processes with two threads each on two cores wait for each other.
+        threads = max(1, (os.cpu_count() or 1) // workers)
+        # Started afresh and not forked: torch does not survive a fork once it has used its threads.
+        context = multiprocessing.get_context("spawn")
+        others = set(multiprocessing.active_children())
+        with ProcessPoolExecutor(workers, context, _prepare_worker, (threads,)) as pool:
+            futures = {pool.submit(job.function, **job.settings): job for job in jobs}
+            try:
+                for future in as_completed(futures):
+                    try:
+                        result = future.result()
+                    except Exception as error:
+                        error.add_note(f"in the job {futures[future].name!r}")
+                        raise
+                    yield futures[future], result
+            except BaseException:
+                # What is under way may take an hour yet, and nobody would keep its result.
+                pool.shutdown(wait=False, cancel_futures=True)
+                for child in set(multiprocessing.active_children()) - others:
+                    child.terminate()
+                raise
+
+    def _path(self, job: Job) -> Path:
+        return self.folder / "jobs" / f"{re.sub(r'[^a-zA-Z0-9.=-]+', '-', job.name)[:80]}-{job.key}.json"
+
+    def _stored(self) -> dict[str, Result]:
+        """What is there, by key: a job may have been renamed since. Files that cannot be read do not count."""
+        found: dict[str, Result] = {}
+        for path in sorted((self.folder / "jobs").glob("*.json")):
+            try:
+                result = json.loads(path.read_text())["result"]
+            except (ValueError, LookupError, TypeError, OSError):
+                continue
+            if isinstance(result, dict):
+                found[path.stem.rpartition("-")[2]] = result
+        return found
+
+    def _store(self, job: Job, result: Result) -> Result:
+        """Write a result, and return it as it will be read: the same whether it was run now or before."""
+        from sordino.runs import replace_file, to_json
+
+        path = self._path(job)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        text = to_json({"name": job.name, "settings": job.settings, "result": result})
+        replace_file(path, text.encode(), mode=0o644)
+        stored: Result = json.loads(text)["result"]
+        return stored
+
+
+class _Bar:
+    def __init__(self, total: int, done: int, show: bool) -> None:
+        self._progress = Progress(
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(compact=True),
+            TextColumn("{task.fields[last]}"),
+            console=Console(file=sys.stderr),
+            disable=not show,
+        )
+        self._task = self._progress.add_task("jobs", total=total, completed=done, last="")
+
+    def __enter__(self) -> Callable[[str], None]:
+        self._progress.__enter__()
+        return lambda name: self._progress.update(self._task, advance=1, last=name)
+
+    def __exit__(self, *error: Any) -> None:
+        self._progress.__exit__(*error)
+
+
+def _prepare_worker(threads: int) -> None:
+    os.environ["OMP_NUM_THREADS"] = str(threads)  # torch reads it when it is loaded, which is later
+    if "torch" in sys.modules:
+        import torch
+
+        torch.set_num_threads(threads)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt is the parent's to handle
+    threading.Thread(target=_leave_with_parent, daemon=True).start()
+
+
+def _leave_with_parent() -> None:
+    """If the parent is killed, nobody tells its workers."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
