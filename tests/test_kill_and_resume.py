@@ -15,11 +15,11 @@ import pytest
 
 COMMAND = [
     sys.executable, "-m", "sordino.cli.main", "train", "digits", "--epsilon", "3", "--delta", "1e-5",
-    "--accountant", "rdp", "--epochs", "150", "--seed", "3",
+    "--accountant", "rdp", "--seed", "3",
 ]  # fmt: skip
 METHODS = {
-    "dp-adam": ["--method", "dp-adam", "--set", "target_quantile=0.5", "--set", "average=0.95"],
-    "adadp": ["--method", "adadp", "--set", "online=true", "--set", "freeze_after=75"],
+    "dp-adam": ["--epochs", "150", "--set", "target_quantile=0.5", "--set", "average=0.95"],
+    "adadp": ["--epochs", "60", "--set", "online=true", "--set", "freeze_after=30"],
 }
 
 
@@ -28,7 +28,7 @@ def launch(out: Path, method: str) -> subprocess.Popen[bytes]:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     resume = ["--resume"] if out.exists() and any(out.iterdir()) else []
     return subprocess.Popen(
-        [*COMMAND, *METHODS[method], "--out", str(out), *resume],
+        [*COMMAND, "--method", method, *METHODS[method], "--out", str(out), *resume],
         env=environment,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

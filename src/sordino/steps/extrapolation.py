@@ -32,7 +32,9 @@ class Extrapolation(StepRule):
         if self.keep not in ("hat", "full"):
             raise ValueError(f"keep must be hat or full, not {self.keep!r}")
         if self.freeze_after is not None and not self.freeze_after > 0:
-            raise ValueError(f"freeze_after is a number of epochs and must be positive, not {self.freeze_after:g}")
+            raise ValueError(
+                f"freeze_after is a number of epochs and must be positive, not {self.freeze_after:g}"
+            )
 
     def steps(self, batches: int, batches_per_epoch: float) -> tuple[int, int]:
         free = batches if self.freeze_after is None else min(batches, self.freeze_after * batches_per_epoch)
@@ -41,7 +43,8 @@ class Extrapolation(StepRule):
         return pairs + singles, 2 * pairs + singles
 
     def start(self, theta: Tensor, plan: Plan) -> State:
-        return {"steps": 0, "pairs": plan.batches - plan.steps}  # a pair draws one batch more than a plain step
+        # A pair draws one batch more than a plain step.
+        return {"steps": 0, "pairs": plan.batches - plan.steps}
 
     def step(
         self, field: Field, theta: Tensor, rate: Rate, state: State, limit: float = math.inf
