@@ -26,6 +26,7 @@ ORDER = [
     "models",
     "gate",
     "methods",
+    "defaults",
     "runs",
     "training",
     "report",

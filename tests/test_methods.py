@@ -63,7 +63,7 @@ def test_a_method_trains_and_pays(name: str, small_model: nn.Module, toy: Any) -
 def test_a_method_describes_itself(name: str) -> None:
     described = method_named(name).describe()
     assert json.loads(json.dumps(described))["name"] == name
-    assert ("learning_rate" in described["needs"]) == (name not in ("adadp", "adam-wosm", "dp-dog"))
+    assert ("learning_rate" in described["needs"]) == (name not in ("adadp", "adam-wosm", "auto", "dp-dog"))
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -196,7 +196,7 @@ def test_what_fits_together_trains(
         ({"step": "sgd"}, "step must be a StepRule, not 'sgd'"),
         ({"rate": 0.1}, "rate must be a RateController, not 0.1"),
         ({"noise": 1.0}, "noise must be Gaussian"),
-        ({"average": 1.0}, "average is the decay"),
+        ({"average": 1.0}, "average is a share"),
     ],
 )
 def test_what_does_not_fit_says_why(parts: dict[str, Any], reason: str) -> None:

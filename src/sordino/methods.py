@@ -16,6 +16,7 @@ from sordino.rates import (
     RateController,
     Scheduled,
     Tolerance,
+    Travel,
 )
 from sordino.steps import Adam, AdamWithoutSecondMoments, Extrapolation, Sgd, StepRule
 
@@ -24,8 +25,8 @@ from sordino.steps import Adam, AdamWithoutSecondMoments, Extrapolation, Sgd, St
 class Method:
     """How to train: what is clipped to what, with which noise, how a gradient becomes a step, at which rate.
 
-    ``average`` is the decay of an exponential average of the iterates (None for none); the average is free
-    post-processing, and when it is on, it is the model that comes out.
+    ``average`` is the share of the run that an exponential average of the iterates looks back over (None for
+    none); the average is free post-processing, and when it is on, it is the model that comes out.
     """
 
     name: str
@@ -38,7 +39,7 @@ class Method:
 
     def __post_init__(self) -> None:
         if self.average is not None and not 0 < self.average < 1:
-            raise ValueError(f"average is the decay of a mean and must be in (0, 1), not {self.average:g}")
+            raise ValueError(f"average is a share of the run and must be in (0, 1), not {self.average:g}")
         if self.rate.needs_error and not self.step.estimates_error:
             raise ValueError(
                 f"{_kind(self.rate)} follows an error estimate and {_kind(self.step)} gives none: "
@@ -172,9 +173,9 @@ def adam_wosm(
 
 def adadp(
     learning_rate: float = 0.1,
-    threshold: float = 0.1,
+    threshold: float | None = None,
     tol: float | None = None,
-    target_quantile: float | None = 0.5,
+    target_quantile: float | None = None,
     online: bool = False,
     keep: str = "hat",
     exponent: float = 1.0,
@@ -185,13 +186,22 @@ def adadp(
 ) -> Method:
     """ADADP (Koskela and Honkela, 2020): the learning rate found by extrapolation, two batches per step.
 
-    ``learning_rate`` and ``threshold`` are mere starting points. ``tol=None`` follows from the plan. The threshold
-    follows the median of the norms (``target_quantile=None`` fixes it, as the paper does; ``online=True`` takes
-    OSO's rule).
+    ``learning_rate`` is a mere starting point, and ``tol=None`` follows from the plan. Gradients are normalised, so
+    that no threshold is left to choose; the paper's fixed one is ``threshold=``, from which ``target_quantile=``
+    and ``online=True`` (OSO's rule) start.
     """
+    clip: ClippingPolicy
+    if online:
+        if target_quantile is not None:
+            raise ValueError("online and target_quantile are two rules for one threshold: choose one")
+        clip = Online(0.1 if threshold is None else threshold)
+    elif threshold is None and target_quantile is None:
+        clip = Normalised()
+    else:
+        clip = _clip(0.1 if threshold is None else threshold, target_quantile, per_layer=False)
     return Method(
         "adadp",
-        Online(threshold) if online else _clip(threshold, target_quantile, per_layer=False),
+        clip,
         Extrapolation(keep, freeze_after),
         Tolerance(learning_rate, tol, exponent, discard=discard, reduction=reduction),
         average=average,
@@ -218,7 +228,16 @@ def oso(
     )
 
 
-def dp_dog(initial: float = 0.1, stability: float = 0.01, average: float | None = None) -> Method:
+def auto(travel: float = 2.5, stability: float = 0.1, average: float | None = 0.1) -> Method:
+    """The default: nothing is left to choose, neither a learning rate nor a threshold.
+
+    Gradients are normalised, the rate is D / (G sqrt(T)) with the gradients' size G measured and the distance D
+    from the model's shapes, and the model that comes out is an average over the last tenth of the run.
+    """
+    return Method("auto", Normalised(stability), Sgd(), Travel(travel), average=average)
+
+
+def dp_dog(initial: float = 0.1, stability: float = 0.1, average: float | None = None) -> Method:
     """Distance over gradients (Ivgi et al., 2023) on normalised gradients: no rate and no threshold."""
     return Method("dp-dog", Normalised(stability), Sgd(), DistanceOverGradients(initial), average=average)
 
@@ -244,7 +263,12 @@ def adam(
 ) -> Method:
     """Plain Adam, without privacy, for comparison."""
     return Method(
-        "adam", Unclipped(), Adam(beta1, beta2), _rate(learning_rate, schedule), average=average, private=False
+        "adam",
+        Unclipped(),
+        Adam(beta1, beta2),
+        _rate(learning_rate, schedule),
+        average=average,
+        private=False,
     )
 
 
@@ -252,6 +276,7 @@ METHODS: dict[str, Callable[..., Method]] = {
     "adadp": adadp,
     "adam": adam,
     "adam-wosm": adam_wosm,
+    "auto": auto,
     "dp-adam": dp_adam,
     "dp-dog": dp_dog,
     "dp-sgd": dp_sgd,

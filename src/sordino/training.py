@@ -21,6 +21,7 @@ from dp_accounting import DpEvent
 from torch import Tensor, nn
 
 from sordino.data import FixedOrder, Poisson, Sampling, Shuffled, as_examples
+from sordino.defaults import default_batch_size, default_epochs
 from sordino.gate import Gate, Released
 from sordino.gradients import Loss, call_model, evaluating, refuse
 from sordino.methods import Method, method_named
@@ -63,9 +64,9 @@ def train(
     loss: Loss,
     data: Any,
     *,
-    method: Method | str,
-    epochs: float,
-    batch_size: int,
+    method: Method | str = "auto",
+    epochs: float | None = None,
+    batch_size: int | None = None,
     budget: Budget | None = None,
     noise_multiplier: float | None = None,
     delta: float | None = None,
@@ -91,9 +92,11 @@ def train(
 
     ``loss(output, target)`` returns one value per example. Give a ``budget``, and the noise is calibrated to
     it; or a ``noise_multiplier`` and ``delta``. Methods without privacy take neither, and their epsilon is
-    infinite. ``sampling`` is ``poisson`` (the default), ``shuffled`` or ``fixed-order``. With ``groups`` (an id
-    for each row) the unit of privacy is the group. With ``out`` the run writes a directory, and
-    ``resume=True`` goes on from its last checkpoint bit for bit.
+    infinite. The default method tunes itself, and without ``epochs`` and ``batch_size`` these follow from the
+    number of units (``sordino.defaults``). ``sampling`` is ``poisson`` (the default), ``shuffled`` or
+    ``fixed-order``. With ``groups`` (an id for each row) the unit of privacy is the group. With ``out`` the run
+    writes a directory, and ``resume=True`` goes on from its last checkpoint bit for bit. The test rows are looked
+    at ``evaluations`` times.
     """
     started = time.monotonic()
     refuse(model)  # before any data is touched
@@ -105,6 +108,8 @@ def train(
         if groups.shape != (len(examples),):
             raise ValueError(f"groups must give one id for each of the {len(examples)} rows")
     units = len(examples) if groups is None else len(torch.unique(groups))
+    batch_size = default_batch_size(units) if batch_size is None else batch_size
+    epochs = default_epochs(units) if epochs is None else epochs
     how = _sampling(sampling, batch_size, units)
     if not epochs > 0 or not math.isfinite(epochs):
         raise ValueError(f"epochs must be positive, not {epochs:g}")
@@ -168,9 +173,11 @@ def train(
         gate.engine.everything_unruled = saved["everything_unruled"]
 
     theta = gate.theta
-    numbers = Plan(len(theta), steps, batches, per_epoch, gate.expected_batch, multiplier)
+    size = gate.engine.vector.size
+    numbers = Plan(len(theta), steps, batches, per_epoch, gate.expected_batch, multiplier, size)
     step_state, rate_state = method.step.start(theta, numbers), method.rate.start(numbers, theta)
     average = theta.clone() if method.average is not None else None
+    decay = 1 - 1 / max(1.0, (method.average or 0.0) * steps)
     history: list[dict[str, Any]] = []
     first = 0
     if saved is not None:
@@ -230,8 +237,7 @@ def train(
             rate_state = method.rate.update(rate_state, result, theta)
             gate.adapt(*result.gradients)  # once, when all the gradients of the step are there
             if average is not None:
-                assert method.average is not None
-                average.lerp_(theta, 1 - min(method.average, (step + 1) / (step + 10)))
+                average.lerp_(theta, 1 - min(decay, (step + 1) / (step + 10)))
             done = step + 1
             if done in logged or done in evaluated:
                 released = result.gradients[-1]

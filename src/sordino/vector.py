@@ -6,6 +6,7 @@ optimisers, state dicts and ordinary training keep working; only their storage m
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -78,6 +79,16 @@ class ParameterVector:
 
     def __len__(self) -> int:
         return self.theta.numel()
+
+    @property
+    def size(self) -> float:
+        """The size parameters of such shapes are usually given, 1/sqrt(fan-in), as a root mean square.
+
+        It looks at shapes alone. Vectors (biases, scales) do not count; a model of nothing else has size 0.1.
+        """
+        shapes = [slot.parameter.shape for slot in self.slots if slot.parameter.dim() > 1]
+        # numel / fan-in is the length of the first dimension.
+        return math.sqrt(sum(s[0] for s in shapes) / sum(s.numel() for s in shapes)) if shapes else 0.1
 
     def split(self, vector: Tensor) -> Iterator[tuple[Slot, Tensor]]:
         """The parts of ``vector`` in the shape of each parameter, as views."""

@@ -8,7 +8,6 @@ import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,23 +20,6 @@ if TYPE_CHECKING:
     from sordino.training import Run
 
 # torch and the accountants load slowly: they are imported inside the command, so that --help is quick.
-
-
-@dataclass(frozen=True)
-class Defaults:
-    """What is used for a data set when the user says nothing: chosen on public numbers and public data."""
-
-    epochs: float
-    batch_size: int
-    learning_rate: float
-
-
-_DEFAULTS = {
-    "digits": Defaults(40, 256, 2.0),
-    "mnist": Defaults(20, 1024, 2.0),
-    "fashion-mnist": Defaults(20, 1024, 2.0),
-    "cifar10": Defaults(15, 1024, 1.0),
-}
 
 
 def train(
@@ -57,17 +39,21 @@ def train(
         typer.Option(help="Instead of --epsilon: noise over threshold. 0 means none, epsilon inf."),
     ] = None,
     method: Annotated[
-        str, typer.Option(help="dp-sgd, dp-adam, adam-wosm, or without privacy sgd, adam.")
-    ] = "dp-sgd",
+        str,
+        typer.Option(
+            help="auto (tunes itself), adadp, oso, dp-dog, dp-sgd, dp-adam, adam-wosm, or without privacy sgd, adam."
+        ),
+    ] = "auto",
     settings: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="NAME=VALUE", help="A setting of the method, e.g. learning_rate=0.5."),
     ] = None,
     epochs: Annotated[
-        float | None, typer.Option(help="Passes over the data (expected); by default chosen for the data.")
+        float | None,
+        typer.Option(help="Passes over the data (expected); by default from the number of rows."),
     ] = None,
     batch_size: Annotated[
-        int | None, typer.Option(help="Expected batch size; by default chosen for the data.")
+        int | None, typer.Option(help="Expected batch size; by default from the number of rows.")
     ] = None,
     model: Annotated[
         str | None,
@@ -132,10 +118,6 @@ def train(
     from sordino.training import train as run_training
 
     loaded = load(data, classes=classes)
-    rows = len(loaded.train[1])
-    defaults = _DEFAULTS.get(loaded.name, Defaults(20, max(1, min(1024, rows // 10)), 1.0))
-    if method.replace("_", "-") == "dp-sgd" and "learning_rate" not in chosen:
-        chosen["learning_rate"] = defaults.learning_rate
     recipe = method_named(method, chosen)
     if recipe.private and budget is None and noise_multiplier is None:
         raise ValueError(
@@ -157,8 +139,8 @@ def train(
             torch.nn.CrossEntropyLoss(reduction="none"),
             loaded.train,
             method=recipe,
-            epochs=epochs if epochs is not None else defaults.epochs,
-            batch_size=batch_size if batch_size is not None else min(defaults.batch_size, rows),
+            epochs=epochs,
+            batch_size=batch_size,
             budget=budget,
             noise_multiplier=noise_multiplier,
             delta=delta,

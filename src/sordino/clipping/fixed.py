@@ -109,10 +109,11 @@ class Normalised(ClippingPolicy):
     """Divide every unit's gradient by its norm (plus ``stability``), so that no threshold is left to choose.
 
     What a threshold far below every norm does, up to the scale of the rate: each unit contributes a vector of
-    norm below 1 (Bu et al., "Automatic clipping", 2023; they recommend a stability of 0.01).
+    norm below 1 (Bu et al., "Automatic clipping", 2023, who use a stability of 0.01). Examples that are learnt well
+    have small gradients; those below ``stability`` fade instead of being blown up.
     """
 
-    stability: float = 0.01
+    stability: float = 0.1
     needs_threshold = False
 
     def __post_init__(self) -> None:

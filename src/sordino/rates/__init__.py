@@ -5,6 +5,7 @@ from sordino.rates.distance import DistanceOverGradients
 from sordino.rates.fixed import Constant, Scheduled
 from sordino.rates.hypergradient import Hypergradient
 from sordino.rates.tolerance import Tolerance, default_tolerance
+from sordino.rates.travel import Travel
 
 __all__ = [
     "Constant",
@@ -13,5 +14,6 @@ __all__ = [
     "RateController",
     "Scheduled",
     "Tolerance",
+    "Travel",
     "default_tolerance",
 ]

@@ -42,4 +42,3 @@ class Hypergradient(RateController):
         if direction is not result.gradients[-1].gradient:
             direction = direction.clone()  # a velocity, which the next step will change
         return {"rate": rate, "direction": direction}
-

@@ -17,7 +17,14 @@ _HOMES = {
         "adadp_gmm",
         "ADADP: a Gaussian mixture by private variational inference (supplement, fig. 1)",
     ),
-    "adadp-mnist": ("adadp_mnist", "ADADP: accuracy on MNIST from any initial learning rate"),
+    "adadp-mnist": (
+        "adadp_mnist",
+        "ADADP: against tuned DP-Adam and carried DP-SGD on MNIST (figures 4 and 5)",
+    ),
+    "adadp-rates": ("self_tuning", "ours: ADADP from three initial rates on MNIST"),
+    "adadp-thresholds": ("self_tuning", "ours: ADADP from four initial thresholds on MNIST"),
+    "adadp-tolerance": ("self_tuning", "ours: the tolerance of the plan and its multiples"),
+    "default": ("self_tuning", "ours: the default, nothing set, against DP-Adam's best rate"),
     "oso-agnews": (
         "oso_grids",
         "OSO: grids of five methods under one budget each, AG News (tables 10 and 13)",

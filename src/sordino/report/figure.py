@@ -30,6 +30,7 @@ def draw_report(summary: dict[str, Any], history: History, path: Path) -> None:
     figure, grid = pyplot.subplots(rows, 3, figsize=(12, 3.3 * rows), layout="constrained", squeeze=False)
     for axes, panel in zip(grid.flat, panels, strict=False):
         panel(axes, summary, history)
+        axes.set_title(axes.get_title(), fontsize=10)
         axes.grid(alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)
     for axes in grid.flat[len(panels) :]:

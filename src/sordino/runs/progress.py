@@ -8,6 +8,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Column
 
 
 class TrainingBar:
@@ -15,11 +16,10 @@ class TrainingBar:
 
     def __init__(self, total: int, show: bool) -> None:
         self._progress = Progress(
-            TextColumn("training"),
-            BarColumn(bar_width=24),
-            MofNCompleteColumn(),
+            BarColumn(bar_width=12),  # narrow: the figures are what is read
+            MofNCompleteColumn(table_column=Column(no_wrap=True, min_width=len(f"{total}/{total}"))),
+            TimeRemainingColumn(compact=True, table_column=Column(no_wrap=True, min_width=5)),
             TextColumn("{task.fields[facts]}"),
-            TimeRemainingColumn(compact=True),
             console=Console(file=sys.stderr),
             disable=not show,
             refresh_per_second=5,

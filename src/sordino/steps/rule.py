@@ -23,6 +23,7 @@ class Plan:
     batches_per_epoch: float
     expected_batch: float  # B
     noise_multiplier: float
+    size: float = 0.1  # of a typical parameter, see ParameterVector.size
 
 
 class Gradient(Protocol):

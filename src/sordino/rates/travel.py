@@ -1,0 +1,43 @@
+"""The classic rate D / (G sqrt(T)): G measured as training goes, D from the size of the model."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from sordino.rates.controller import RateController, State
+from sordino.steps import Gradient, Plan, StepResult
+
+
+@dataclass(frozen=True)
+class Travel(RateController):
+    """rate_t = D / sqrt(T * mean_(s <= t) |g_s|^2), with D = ``travel`` * size * sqrt(d).
+
+    With this rate T steps of unrelated directions lead a distance D away, and noise, which is most of a private
+    gradient, does lead in unrelated directions. How far it may lead is a matter of the scale of the model's
+    parameters (their ``size``, 1/sqrt(fan-in)) and not of batch size, budget, threshold, or number of steps: so
+    one ``travel`` serves them all (docs/results.md has the measurements). The gradients are released ones, so
+    measuring them is free. When a threshold moves, the rate follows.
+    """
+
+    travel: float = 2.5
+    adapts = True
+    needs_rate = False
+
+    def __post_init__(self) -> None:
+        if not 0 < self.travel < math.inf:
+            raise ValueError(f"travel must be positive and finite, not {self.travel:g}")
+
+    def start(self, plan: Plan, theta: Tensor) -> State:
+        distance = self.travel * plan.size * math.sqrt(plan.parameters)
+        return {"reach": distance / math.sqrt(plan.steps), "steps": 0, "squares": 0.0}
+
+    def rate(self, step: int, state: State, gradient: Gradient) -> float:
+        squares = state["squares"] + float(gradient.gradient.norm()) ** 2
+        return float(state["reach"] / math.sqrt(squares / (state["steps"] + 1))) if squares > 0 else 0.0
+
+    def update(self, state: State, result: StepResult, theta: Tensor) -> State:
+        squares = sum(float(g.gradient.norm()) ** 2 for g in result.gradients) / len(result.gradients)
+        return {**state, "steps": state["steps"] + 1, "squares": state["squares"] + squares}
