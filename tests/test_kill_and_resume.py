@@ -18,7 +18,7 @@ COMMAND = [
     "--accountant", "rdp", "--seed", "3",
 ]  # fmt: skip
 METHODS = {
-    "dp-adam": ["--epochs", "150", "--set", "target_quantile=0.5", "--set", "average=0.95"],
+    "dp-adam": ["--epochs", "150", "--set", "target_quantile=0.5", "--set", "average=0.5"],
     "adadp": ["--epochs", "60", "--set", "online=true", "--set", "freeze_after=30"],
 }
 

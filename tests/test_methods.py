@@ -14,7 +14,7 @@ from torch import nn
 from conftest import cross_entropy
 from sordino import Budget, train
 from sordino.clipping import ClippingPolicy, Fixed, Normalised, Online, PerLayer, Quantile, Unclipped
-from sordino.methods import METHODS, Method, adadp, dp_dog, method, method_named, oso
+from sordino.methods import METHODS, Method, adadp, auto, dp_dog, method, method_named, oso
 from sordino.rates import (
     Constant,
     DistanceOverGradients,
@@ -22,6 +22,7 @@ from sordino.rates import (
     RateController,
     Scheduled,
     Tolerance,
+    Travel,
 )
 from sordino.steps import Adam, AdamWithoutSecondMoments, Extrapolation, Sgd, StepRule
 
@@ -225,6 +226,12 @@ def test_named_methods_are_compositions() -> None:
     assert (found.clip, found.step) == (Fixed(0.3), Extrapolation("full", 3))
     assert isinstance(found.rate, Tolerance)
     assert (found.rate.tol, found.rate.exponent, found.rate.discard) == (0.7, 0.5, True)
-    assert adadp(target_quantile=None).describe()["needs"] == ["threshold"]
+    assert adadp(threshold=0.3).describe()["needs"] == ["threshold"]
     assert isinstance(adadp(online=True).clip, Online)
     assert isinstance(adadp(target_quantile=0.3).clip, Quantile)
+    with pytest.raises(ValueError, match="choose one"):
+        adadp(online=True, target_quantile=0.3)
+    for found in (adadp(), auto(), dp_dog()):
+        assert isinstance(found.clip, Normalised)
+        assert found.describe()["needs"] == []
+    assert (auto(travel=3.0).rate, auto().step) == (Travel(3.0), Sgd())

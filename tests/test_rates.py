@@ -16,14 +16,17 @@ from torch import Tensor
 from conftest import Answer, plan_of, vector
 from sordino.clipping import Online
 from sordino.hypergradient import factor
+from sordino.models import mnist_mlp
 from sordino.rates import (
     DistanceOverGradients,
     Hypergradient,
     RateController,
     Tolerance,
+    Travel,
     default_tolerance,
 )
 from sordino.steps import Extrapolation, Field, Sgd, StepResult, StepRule
+from sordino.vector import ParameterVector
 
 
 def train(
@@ -152,6 +155,12 @@ def test_the_default_tolerance_lets_the_same_noise_gather(
     assert gathered(d, more * steps) == pytest.approx(gathered(d, steps))
     silent = default_tolerance(plan_of(parameters=d, steps=steps, noise_multiplier=0.0))
     assert silent == default_tolerance(plan_of(parameters=1, steps=1, noise_multiplier=0.0)) > 0
+
+
+def test_the_tolerance_of_the_plan_for_the_papers_network() -> None:
+    """0.136 sqrt(d / 2T), as the docs say: the size of its weights is 0.0482."""
+    plan = plan_of(parameters=334_336, steps=2340, size=ParameterVector(mnist_mlp()).size)
+    assert default_tolerance(plan) / math.sqrt(334_336 / (2 * 2340)) == pytest.approx(0.1364, abs=1e-4)
 
 
 def test_a_tolerance_that_is_given_is_taken() -> None:
@@ -317,8 +326,41 @@ def test_distance_over_gradients_is_a_loop(seed: int, step: StepRule) -> None:
     assert farthest > 0.2 * (1 + math.sqrt(sum(origin**2)))  # it has come further than it was told
 
 
-def test_no_gradient_yet_is_no_step() -> None:
-    controller = DistanceOverGradients()
+@pytest.mark.parametrize("step", [Sgd(), Extrapolation("hat")], ids=str)
+def test_travel_is_a_loop(step: StepRule) -> None:
+    """rate_t = travel size sqrt(d) / sqrt(T mean |g_s|^2); plan_of gives size 0.1."""
+    chance = np.random.default_rng(5)
+    steps, d = 25, 4
+    each = 2 if isinstance(step, Extrapolation) else 1
+    gradients = chance.normal(size=(steps * each, d)) * np.linspace(3, 1, steps * each)[:, None]
+    squares, expected = 0.0, []
+    for number in range(steps):
+        batch = gradients[each * number : each * (number + 1)]
+        mean = (squares + sum(batch[0] ** 2)) / (number + 1)
+        expected.append(2.0 * 0.1 * math.sqrt(d) / math.sqrt(steps * mean))
+        squares += sum(sum(g**2) for g in batch) / each
+    answers = iter(gradients)
+    results, _ = train(
+        step,
+        Travel(2.0),
+        lambda _: Answer(torch.from_numpy(next(answers))),
+        torch.zeros(d, dtype=torch.float64),
+        steps,
+    )
+    assert [r.rate for r in results] == pytest.approx(expected, rel=1e-9)
+
+
+def test_noise_alone_travels_as_far_as_was_planned() -> None:
+    """Whatever the number of steps, parameters and the noise: travel * size * sqrt(d)."""
+    for steps, d, std in ((50, 400, 0.1), (400, 1000, 7.0)):
+        torch.manual_seed(steps)
+        theta = torch.zeros(d)
+        train(Sgd(), Travel(3.0), lambda t, std=std: Answer(std * torch.randn(len(t))), theta, steps)
+        assert float(theta.norm()) == pytest.approx(3.0 * 0.1 * math.sqrt(d), rel=0.15)
+
+
+@pytest.mark.parametrize("controller", [DistanceOverGradients(), Travel()], ids=str)
+def test_no_gradient_yet_is_no_step(controller: RateController) -> None:
     state = controller.start(plan_of(), torch.zeros(2))
     assert controller.rate(0, state, Answer(torch.zeros(2))) == 0.0
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 import sordino.training as training
 from conftest import cross_entropy
 from sordino import Budget, Method, Run, adam_wosm, dp_adam, dp_sgd, sgd, train
-from sordino.methods import adadp, dp_dog, oso
+from sordino.methods import adadp, auto, dp_dog, oso
 from sordino.privacy import recompute
 
 
@@ -106,7 +106,9 @@ def test_an_interrupted_run_goes_on_bit_for_bit(
 @pytest.mark.parametrize(
     ("method", "stop_at"),
     [
+        (auto(), 13),
         (adadp(tol=0.5), 11),  # between the two halves of a step
+        (adadp(tol=0.5, target_quantile=0.5), 11),
         (adadp(tol=0.5, online=True, freeze_after=3.0, average=0.9), 13),
         (adadp(tol=0.5, freeze_after=1.5, discard=True, keep="full"), 15),  # when it is frozen
         (oso(momentum=0.9), 13),
@@ -311,17 +313,19 @@ def test_a_method_by_its_name_and_groups_as_a_list(toy: Any) -> None:
 
 
 def test_the_average_is_the_model_that_comes_out(toy: Any) -> None:
-    """One full-batch step: the average leans on it with weight 1 - min(decay, 1/10)."""
-    one_step: dict[str, Any] = {"epochs": 1, "batch_size": 60, "budget": None, "noise_multiplier": 0}
+    """Full batches without noise: the average over half of four steps has decay 1/2, less at first."""
+    settings: dict[str, Any] = {"batch_size": 60, "budget": None, "noise_multiplier": 0}
 
     def theta(run: Run) -> Tensor:
         return torch.cat([p.detach().flatten() for p in run.model.parameters()])
 
-    before = torch.cat([p.detach().flatten() for p in new_model().parameters()])
-    after = theta(start(toy, method=dp_sgd(), **one_step))
-    average = theta(start(toy, method=dp_sgd(average=0.99), **one_step))
-    torch.testing.assert_close(average, before + 0.9 * (after - before))
-    assert not torch.allclose(average, after)
+    expected = torch.cat([p.detach().flatten() for p in new_model().parameters()])
+    for step in range(4):
+        iterate = theta(start(toy, method=dp_sgd(), epochs=step + 1, **settings))
+        expected = torch.lerp(expected, iterate, 1 - min(0.5, (step + 1) / (step + 10)))
+    average = theta(start(toy, method=dp_sgd(average=0.5), epochs=4, **settings))
+    torch.testing.assert_close(average, expected)
+    assert not torch.allclose(average, iterate)
 
 
 def test_groups_train_with_users_as_the_unit(toy: Any) -> None:

@@ -314,3 +314,15 @@ def test_several_devices() -> None:
     model[2] = nn.Linear(4, 2, device="meta")
     with pytest.raises(ValueError, match="several devices"):
         ParameterVector(model)
+
+
+def test_the_size_of_parameters_follows_from_their_shapes() -> None:
+    """The root mean square of 1/sqrt(fan-in): (4 * 3 / 3 + 2 * 4 / 4) / (12 + 8) here. Values do not matter."""
+    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+    size = ParameterVector(model).size
+    assert size == pytest.approx((6 / 20) ** 0.5)
+    with torch.no_grad():
+        model[0].weight.zero_()
+    assert ParameterVector(model).size == size
+    assert ParameterVector(nn.Conv2d(3, 8, 5)).size == pytest.approx(1 / 75**0.5)
+    assert ParameterVector(nn.LayerNorm(4)).size == 0.1
