@@ -106,16 +106,19 @@ def test_unknown_names_and_settings_say_what_there_is() -> None:
 
 CLIPS = [Fixed(0.5), PerLayer(0.5), Quantile(0.5, 0.2), Online(0.2), Normalised(), Unclipped()]
 STEPS = [Sgd(), Sgd(0.9), Adam(), AdamWithoutSecondMoments(), Extrapolation(), Extrapolation("full", 0.5)]
-RATES = [Constant(0.1), Scheduled(0.1), Tolerance(), Hypergradient(), DistanceOverGradients()]
+RATES = [Constant(0.1), Scheduled(0.1), Tolerance(), Hypergradient(), DistanceOverGradients(), Travel()]
 NEED_A_THRESHOLD, MOVE_A_THRESHOLD = (Fixed, PerLayer), (Quantile, Online)
 NEED_A_RATE, MOVE_A_RATE = (
     (Constant, Scheduled, Hypergradient),
-    (Tolerance, Hypergradient, DistanceOverGradients),
+    (Tolerance, Hypergradient, DistanceOverGradients, Travel),
 )
 
 
 def fits(clip: ClippingPolicy, step: StepRule, rate: RateController) -> bool:
     errors = isinstance(step, Extrapolation) or not isinstance(rate, Tolerance)
+    along = isinstance(step, Extrapolation) or step == Sgd()
+    if isinstance(rate, (DistanceOverGradients, Travel)) and not along:
+        return False
     return errors and not (isinstance(clip, Online) and isinstance(step, (Adam, AdamWithoutSecondMoments)))
 
 
@@ -124,7 +127,7 @@ def fits(clip: ClippingPolicy, step: StepRule, rate: RateController) -> bool:
 def test_what_fits_together_describes_itself_truthfully(clip: ClippingPolicy, step: StepRule) -> None:
     for rate in RATES:
         if not fits(clip, step, rate):
-            with pytest.raises(ValueError, match="follows"):
+            with pytest.raises(ValueError, match="follows|steps along something else"):
                 method(clip=clip, step=step, rate=rate)
             continue
         described = method(clip=clip, step=step, rate=rate, average=0.9, name="mine").describe()
@@ -193,6 +196,11 @@ def test_what_fits_together_trains(
         ({"rate": Tolerance()}, "Tolerance follows an error estimate and Sgd gives none"),
         ({"clip": Online(), "step": Adam()}, "for Adam is not the q it releases"),
         ({"clip": Online(), "step": AdamWithoutSecondMoments()}, "for AdamWithoutSecondMoments is not"),
+        (
+            {"rate": Travel(), "step": Sgd(0.9)},
+            "Travel measures gradients and Sgd steps along something else",
+        ),
+        ({"rate": DistanceOverGradients(), "step": Adam()}, "Adam steps along something else"),
         ({"clip": 0.5}, "clip must be a ClippingPolicy, not 0.5"),
         ({"step": "sgd"}, "step must be a StepRule, not 'sgd'"),
         ({"rate": 0.1}, "rate must be a RateController, not 0.1"),

@@ -79,4 +79,4 @@ def test_the_default_is_compared_with_the_best_adam() -> None:
 def test_tolerances_are_multiples_of_the_one_of_the_plan() -> None:
     asked, _ = reported("adadp-tolerance", quick=True)
     given = {job.settings["settings"].get("tol") for job in asked}
-    assert given == {None, 0.5, 1.0, 4.0, 8.0}
+    assert given == {None, *(round(2.0 * c / 1.4, 4) for c in (0.5, 1, 2, 4))}

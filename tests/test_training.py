@@ -37,7 +37,8 @@ def start(toy: Any, **options: Any) -> Run:
         "test": toy,
         "accountant": "rdp",
     }
-    return train(new_model(), cross_entropy, toy, **{**defaults, **options})
+    loss = options.pop("loss", cross_entropy)
+    return train(new_model(), loss, toy, **{**defaults, **options})
 
 
 def test_the_run_directory(toy: Any, tmp_path: Path) -> None:
@@ -162,6 +163,13 @@ def test_resuming_another_plan_is_refused(toy: Any, tmp_path: Path, monkeypatch:
     monkeypatch.undo()
     with pytest.raises(ValueError, match="batch_size, batches, noise_multiplier, steps changed"):
         start(toy, out=tmp_path / "cut", batch_size=15, resume=True)
+    # The noise is replayed: over other sums it would not hide them.
+    with pytest.raises(ValueError, match="public_loss changed"):
+        start(toy, out=tmp_path / "cut", public_loss=lambda theta: theta.square().sum(), resume=True)
+    with pytest.raises(ValueError, match="groups.*changed"):
+        start(toy, out=tmp_path / "cut", groups=torch.arange(60), resume=True)
+    with pytest.raises(ValueError, match="model or loss changed"):
+        start(toy, out=tmp_path / "cut", loss=lambda o, t: 2 * cross_entropy(o, t), resume=True)
     assert start(toy, out=tmp_path / "cut", resume=True).epsilon <= 3.0
     with pytest.raises(ValueError, match="complete"):
         start(toy, out=tmp_path / "cut", resume=True)
@@ -237,7 +245,8 @@ def test_frozen_parts_come_back_on_resume(toy: Any, tmp_path: Path, monkeypatch:
 
 
 def test_a_diverged_run_still_ends_and_says_so(toy: Any, tmp_path: Path) -> None:
-    run = start(toy, method=dp_sgd(learning_rate=1e38), out=tmp_path / "run")
+    with pytest.warns(UserWarning, match="diverged"):
+        run = start(toy, method=dp_sgd(learning_rate=1e38), out=tmp_path / "run")
     summary = json.loads((tmp_path / "run/run.json").read_text())
     assert summary["status"] == "complete"
     assert summary["metrics"]["test_loss"] in ("nan", "inf") or summary["metrics"]["test_loss"] > 1e20

@@ -23,7 +23,8 @@ def factor(gradient: Tensor, derivative: Tensor, speed: float, update_by: str) -
     if update_by == "sign":
         return math.exp(speed * ((product > 0) - (product < 0)))
     size = float(gradient.norm()) * float(derivative.norm())
-    return 1 + speed * product / size if size > 0 else 1.0
+    cosine = product / size if size > 0 else 0.0
+    return 1 + speed * cosine if math.isfinite(cosine) else 1.0
 
 
 def check_update(speed: float, update_by: str) -> None:

@@ -45,6 +45,11 @@ class Method:
                 f"{_kind(self.rate)} follows an error estimate and {_kind(self.step)} gives none: "
                 "use step=Extrapolation() or another rate"
             )
+        if self.rate.needs_plain_steps and not self.step.plain:
+            raise ValueError(
+                f"{_kind(self.rate)} measures gradients and {_kind(self.step)} steps along something else: use Sgd "
+                "without momentum or Extrapolation, or another rate"
+            )
         if isinstance(self.clip, Online) and not self.step.linear:
             raise ValueError(
                 f"Online follows the derivative of a step by the threshold, which for {_kind(self.step)} is not "

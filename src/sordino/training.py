@@ -20,7 +20,7 @@ import torch
 from dp_accounting import DpEvent
 from torch import Tensor, nn
 
-from sordino.data import FixedOrder, Poisson, Sampling, Shuffled, as_examples
+from sordino.data import Examples, FixedOrder, Poisson, Sampling, Shuffled, as_examples
 from sordino.defaults import default_batch_size, default_epochs
 from sordino.gate import Gate, Released
 from sordino.gradients import Loss, call_model, evaluating, refuse
@@ -165,11 +165,16 @@ def train(
     }
     if how.caveat is not None:
         plan["caveat"] = how.caveat
-    data_hash = None if directory is None else examples.fingerprint(streams.key)
+    pinned: dict[str, Any] = {}
+    if directory is not None:
+        pinned = {
+            "rows of the data": examples.fingerprint(streams.key),
+            "groups": None if groups is None else as_examples((groups, groups)).fingerprint(streams.key),
+            "model or loss": _behaviour(gate, loss, examples),
+            "public_loss": _public_behaviour(public_loss, gate.theta),
+        }
     if saved is not None:
-        _check_same_plan(
-            {**saved["plan"], "rows of the data": saved["data"]}, {**plan, "rows of the data": data_hash}
-        )
+        _check_same_plan({**saved["plan"], **saved["pinned"]}, {**plan, **pinned})
         gate.engine.everything_unruled = saved["everything_unruled"]
 
     theta = gate.theta
@@ -208,7 +213,7 @@ def train(
             "microbatch": gate.engine.microbatch,
             "everything_unruled": gate.engine.everything_unruled,
             "threads": torch.get_num_threads(),
-            "data": data_hash,
+            "pinned": pinned,
             "ledger": gate.ledger.to_state(),
             "clip_state": gate.clip_state,
             "step_state": step_state,
@@ -271,6 +276,12 @@ def train(
 
     if average is not None:
         theta.copy_(average)
+    if not bool(theta.isfinite().all()):
+        warnings.warn(
+            "training diverged: the model holds numbers that are not finite; use a smaller learning rate or the "
+            "default method (what was spent is spent)",
+            stacklevel=2,
+        )
     metrics = {**(evaluate(model, loss, test) if test is not None else {}), "covered": False}
     guarantee, event = spent.total, gate.plan(batches)
     if gate.ledger.event != event:
@@ -482,6 +493,31 @@ def _check_same_plan(saved: dict[str, Any], now: dict[str, Any]) -> None:
             f"this is not the run that was interrupted: {', '.join(sorted(different))} changed; "
             "repeat the command as it was"
         )
+
+
+def _test_point(theta: Tensor) -> Tensor:
+    return torch.linspace(-0.1, 0.1, len(theta), device=theta.device)
+
+
+def _behaviour(gate: Gate, loss: Loss, examples: Examples) -> list[str] | None:
+    """The losses of made-up rows at a made-up theta: a resumed run must compute the same, or its replayed noise would
+    hide another sum. None if the model cannot run on made-up rows."""
+    live = gate.theta.clone()
+    try:
+        gate.theta.copy_(_test_point(live))
+        with evaluating(gate.engine.vector.model), torch.no_grad(), torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            inputs, targets = examples.template(5)
+            values = loss(call_model(gate.engine.vector.model, inputs), targets)
+        return [f"{value:.4g}" for value in values.flatten().tolist()]
+    except Exception:
+        return None
+    finally:
+        gate.theta.copy_(live)
+
+
+def _public_behaviour(public_loss: Callable[[Tensor], Tensor] | None, theta: Tensor) -> str | None:
+    return None if public_loss is None else f"{float(_gradient(public_loss, _test_point(theta)).norm()):.4g}"
 
 
 def _gradient(public_loss: Callable[[Tensor], Tensor], theta: Tensor) -> Tensor:

@@ -82,9 +82,10 @@ class ParameterVector:
 
     @property
     def size(self) -> float:
-        """The size parameters of such shapes are usually given, 1/sqrt(fan-in), as a root mean square.
+        """A scale for the parameters from their shapes alone: the root mean square of 1/sqrt(fan-in).
 
-        It looks at shapes alone. Vectors (biases, scales) do not count; a model of nothing else has size 0.1.
+        Linear layers and convolutions start at about this size. Vectors (biases, scales) do not count; a model of
+        nothing else has size 0.1. An embedding counts as a matrix, though torch starts it at size 1.
         """
         shapes = [slot.parameter.shape for slot in self.slots if slot.parameter.dim() > 1]
         # numel / fan-in is the length of the first dimension.

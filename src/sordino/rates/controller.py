@@ -19,6 +19,7 @@ class RateController(ABC):
     adapts = False  # the rate moves with what was released
     needs_rate = True  # the user has to give a learning rate (a mere starting point does not count)
     needs_error = False  # of the step rule
+    needs_plain_steps = False  # theta moves along the gradients themselves, at the rate
 
     def start(self, plan: Plan, theta: Tensor) -> State:
         return {}
@@ -41,7 +42,7 @@ def check_rate(learning_rate: float) -> None:
         raise ValueError(f"learning_rate must be positive and finite, not {learning_rate:g}")
 
 
-# Beyond these a single-precision step vanishes or overflows; a controller that gets there stays there.
+# Beyond these a single-precision step vanishes or overflows.
 SMALLEST, LARGEST = 1e-30, 1e30
 
 

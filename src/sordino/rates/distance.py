@@ -21,6 +21,7 @@ class DistanceOverGradients(RateController):
     initial: float = 0.1
     adapts = True
     needs_rate = False
+    needs_plain_steps = True
 
     def __post_init__(self) -> None:
         if not 0 < self.initial < math.inf:
@@ -40,6 +41,8 @@ class DistanceOverGradients(RateController):
     def update(self, state: State, result: StepResult, theta: Tensor) -> State:
         squares = sum(float(g.gradient.norm()) ** 2 for g in result.gradients) / len(result.gradients)
         moved = float((theta - state["origin"].to(theta.device)).norm())
+        if not (math.isfinite(squares) and math.isfinite(moved)):
+            return state  # a gradient that overflowed says nothing about the next
         return {
             "origin": state["origin"],
             "distance": max(state["distance"], moved),

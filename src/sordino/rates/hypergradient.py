@@ -15,7 +15,7 @@ from sordino.steps import Gradient, StepResult
 class Hypergradient(RateController):
     """The loss of a step falls with the rate of the step before if its gradient points along that step.
 
-    ``update="sign"``: rate <- rate * exp(speed * sign<g_t, u_(t-1)>); ``"cosine"``: rate <- rate * (1 + speed * cos)
+    ``update_by="sign"``: rate <- rate * exp(speed * sign<g_t, u_(t-1)>); ``"cosine"``: rate <- rate * (1 + speed * cos)
     (the paper's eq. 19). u is the direction of the step before: the gradient itself in SGD, the velocity under
     momentum.
     """

@@ -19,12 +19,13 @@ class Travel(RateController):
     gradient, does lead in unrelated directions. How far it may lead is a matter of the scale of the model's
     parameters (their ``size``, 1/sqrt(fan-in)) and not of batch size, budget, threshold, or number of steps: so
     one ``travel`` serves them all (docs/results.md has the measurements). The gradients are released ones, so
-    measuring them is free. When a threshold moves, the rate follows.
+    measuring them is free. They are measured in units of the threshold, so when it moves, the rate follows.
     """
 
     travel: float = 2.5
     adapts = True
     needs_rate = False
+    needs_plain_steps = True
 
     def __post_init__(self) -> None:
         if not 0 < self.travel < math.inf:
@@ -35,9 +36,19 @@ class Travel(RateController):
         return {"reach": distance / math.sqrt(plan.steps), "steps": 0, "squares": 0.0}
 
     def rate(self, step: int, state: State, gradient: Gradient) -> float:
-        squares = state["squares"] + float(gradient.gradient.norm()) ** 2
-        return float(state["reach"] / math.sqrt(squares / (state["steps"] + 1))) if squares > 0 else 0.0
+        mean = (state["squares"] + _square(gradient)) / (state["steps"] + 1)
+        return float(state["reach"] / (_unit(gradient) * math.sqrt(mean))) if mean > 0 else 0.0
 
     def update(self, state: State, result: StepResult, theta: Tensor) -> State:
-        squares = sum(float(g.gradient.norm()) ** 2 for g in result.gradients) / len(result.gradients)
+        squares = sum(_square(g) for g in result.gradients) / len(result.gradients)
+        if not math.isfinite(squares):
+            return state  # a gradient that overflowed says nothing about the next
         return {**state, "steps": state["steps"] + 1, "squares": state["squares"] + squares}
+
+
+def _unit(gradient: Gradient) -> float:
+    return gradient.threshold if math.isfinite(gradient.threshold) else 1.0
+
+
+def _square(gradient: Gradient) -> float:
+    return (float(gradient.gradient.norm()) / _unit(gradient)) ** 2

@@ -288,15 +288,16 @@ def _values(runs: list[Result]) -> list[float]:
 
 def _notes(results: Results, epsilon: float, quick: bool) -> list[str]:
     notes = [
-        "The settings of ADADP's own experiment are not known: these are DPVI's, with ADADP's noise multiplier "
-        f"{SIGMA:g} and delta {DELTA:g}. Its figure survives only as a caption, so there are no numbers to stand "
-        "beside ours.",
+        "The settings of ADADP's own experiment are not known: these follow DPVI, with ADADP's noise multiplier "
+        f"{SIGMA:g} and delta {DELTA:g}; other than there, noise is C sigma and not 2 C sigma (zero-out, not "
+        "substitution), batches are Poisson samples, and each point has Monte-Carlo draws of its own. "
+        "Log-likelihoods are taken at the variational means. ADADP's figure survives only as a caption, so there "
+        "are no numbers to stand beside ours.",
         f"Each private run is ({show_epsilon(epsilon, 3)}, {DELTA:g})-DP for a point, with Poisson sampling at "
         f"{BATCH / POINTS:g}; the runs are seeded, which voids it. Looking for the best of several rates or "
         "tolerances on the test points is not part of that epsilon.",
         "From zeros all components start alike, and what breaks the tie is noise: in so few batches most runs rest "
-        "where all five are one broad Gaussian (about -4.09, also without private noise). The scattered start, "
-        "drawn without a look at the data, mostly avoids that.",
+        "where all five are one broad Gaussian. The scattered start is drawn without a look at the data.",
     ]
     scattered = {
         name: np.mean(v) for (start, name), r in results.items() if start == "scattered" and (v := _values(r))

@@ -283,13 +283,13 @@ def _notes(
         "shuffles and accounts as if it sampled; its epsilon by the moments accountant is for 100 epochs.",
         "The rates of DP-Adam and DP-SGD are chosen by test accuracy, as in the paper; neither epsilon pays for that.",
         f"The clipping threshold is {THRESHOLD:g} for all methods and fixed. The paper does not state its own; its "
-        "code has 10, with which ADADP did not learn here.",
+        "code has 10. Ours is a choice made after a look at results: adadp-thresholds compares some.",
         f"ADADP starts at rate 0.1 for means over the batch. Frozen: adapts for {protocol.freeze_after:g} epochs, then "
         "plain steps, the rate falling as 1/(1 + 0.1 k) over the k-th epoch from there.",
     ]
     if shown:
         notes.append(
-            f"The tolerance of the plan, 0.15 sqrt(d / 2T), was {shown}; without noise it is 0.1, the paper's "
+            f"The tolerance of the plan, 1.4 size sqrt(d / T), was {shown}; without noise it is 0.1, the paper's "
             "for runs without privacy."
         )
     edges = [

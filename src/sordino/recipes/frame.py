@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,9 +30,10 @@ Result = dict[str, Any]  # plain data, stored as JSON
 
 @dataclass(frozen=True)
 class Job:
-    """One piece of work: a function of a module with plain settings, which decide its result.
+    """One piece of work: a function of a module with plain settings.
 
-    Two jobs with the same function and settings are the same job, whatever they are called.
+    Two jobs with the same function and settings are the same job, whatever they are called, as long as the code of
+    the library is the same: what a setting left out means may change with it.
     """
 
     name: str
@@ -40,8 +42,17 @@ class Job:
 
     @property
     def key(self) -> str:
-        what = [self.function.__module__, self.function.__qualname__, self.settings]
+        what = [self.function.__module__, self.function.__qualname__, self.settings, _code()]
         return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:12]
+
+
+@lru_cache(maxsize=1)
+def _code() -> str:
+    """A hash of the library but for what only shows results."""
+    source = Path(__file__).parents[1]
+    shown = {source / "cli", source / "report", source / "recipes"}
+    files = [path for path in sorted(source.rglob("*.py")) if not shown & set(path.parents)]
+    return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
 
 
 @dataclass(frozen=True)

@@ -37,9 +37,9 @@ class Extrapolation(StepRule):
             )
 
     def steps(self, batches: int, batches_per_epoch: float) -> tuple[int, int]:
-        free = batches if self.freeze_after is None else min(batches, self.freeze_after * batches_per_epoch)
-        pairs = max(1, round(free / 2))
-        singles = 0 if self.freeze_after is None else max(0, batches - 2 * pairs)
+        free = math.inf if self.freeze_after is None else self.freeze_after * batches_per_epoch
+        pairs = max(1, round(min(batches, free) / 2))
+        singles = max(0, batches - 2 * pairs) if free < batches else 0
         return pairs + singles, 2 * pairs + singles
 
     def start(self, theta: Tensor, plan: Plan) -> State:

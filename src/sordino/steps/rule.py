@@ -49,7 +49,7 @@ class StepResult:
 
     gradients: tuple[Gradient, ...]
     rate: float
-    direction: Tensor  # theta moved by -rate times this
+    direction: Tensor  # theta moved by -rate times this, unless the step was taken back
     error: float | None = None  # where the rule can estimate one
     accepted: bool = True
 
@@ -60,6 +60,11 @@ class StepRule(ABC):
     estimates_error = False
     needs_rate = True  # False if the rule scales its own steps, so that its rate is a constant of the method
     linear = True  # a step is linear in the gradients, so that OSO's q is its derivative by the threshold
+
+    @property
+    def plain(self) -> bool:
+        """Whether theta moves along the gradients of this step alone."""
+        return self.linear
 
     def check(self, noise_multiplier: float) -> None:
         """Raise ValueError if the rule cannot work with this noise."""

@@ -21,6 +21,10 @@ class Sgd(StepRule):
         if not 0 <= self.momentum < 1:
             raise ValueError(f"momentum must be in [0, 1), not {self.momentum:g}")
 
+    @property
+    def plain(self) -> bool:
+        return self.momentum == 0
+
     def start(self, theta: Tensor, plan: Plan) -> State:
         return {"velocity": torch.zeros_like(theta)} if self.momentum else {}
 
