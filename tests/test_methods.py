@@ -127,7 +127,7 @@ def fits(clip: ClippingPolicy, step: StepRule, rate: RateController) -> bool:
 def test_what_fits_together_describes_itself_truthfully(clip: ClippingPolicy, step: StepRule) -> None:
     for rate in RATES:
         if not fits(clip, step, rate):
-            with pytest.raises(ValueError, match="follows|steps along something else"):
+            with pytest.raises(ValueError, match=r"follows|steps along something else"):
                 method(clip=clip, step=step, rate=rate)
             continue
         described = method(clip=clip, step=step, rate=rate, average=0.9, name="mine").describe()

@@ -166,7 +166,7 @@ def test_resuming_another_plan_is_refused(toy: Any, tmp_path: Path, monkeypatch:
     # The noise is replayed: over other sums it would not hide them.
     with pytest.raises(ValueError, match="public_loss changed"):
         start(toy, out=tmp_path / "cut", public_loss=lambda theta: theta.square().sum(), resume=True)
-    with pytest.raises(ValueError, match="groups.*changed"):
+    with pytest.raises(ValueError, match=r"groups.*changed"):
         start(toy, out=tmp_path / "cut", groups=torch.arange(60), resume=True)
     with pytest.raises(ValueError, match="model or loss changed"):
         start(toy, out=tmp_path / "cut", loss=lambda o, t: 2 * cross_entropy(o, t), resume=True)
