@@ -31,4 +31,4 @@ def check_update(speed: float, update_by: str) -> None:
     if not 0 < speed < 1:
         raise ValueError(f"speed must be in (0, 1), not {speed:g}")
     if update_by not in ("sign", "cosine"):
-        raise ValueError(f"the update must be by sign or cosine, not {update_by!r}")
+        raise ValueError(f"update must be sign or cosine, not {update_by!r}")

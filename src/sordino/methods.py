@@ -301,8 +301,12 @@ def method_named(name: str, settings: Mapping[str, Any] | None = None) -> Method
             raise ValueError(f"{key} has no setting {setting!r}: it has {', '.join(known)}")
         wanted = str(known[setting].annotation)
         if not _fits(value, wanted):
-            raise ValueError(f"{setting} must be of type {wanted}, not {value!r}")
+            kinds = [word for kind, word in _WORDS.items() if kind in wanted]
+            raise ValueError(f"{setting} must be {' or '.join(kinds)}, not {value!r}")
     return METHODS[key](**(settings or {}))
+
+
+_WORDS = {"float": "a number", "bool": "true or false", "str": "a word", "None": "none"}
 
 
 def _fits(value: Any, annotation: str) -> bool:

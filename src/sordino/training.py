@@ -103,6 +103,8 @@ def train(
     examples = as_examples(data)
     if isinstance(method, str):
         method = method_named(method)
+    if not isinstance(method, Method):
+        raise ValueError(f"method must be a name or a Method such as adadp(), not {method!r}")
     if groups is not None:
         groups = torch.as_tensor(groups)
         if groups.shape != (len(examples),):
@@ -251,7 +253,7 @@ def train(
                     "step": done,
                     "epoch": gate.step / per_epoch,
                     "rate": result.rate,
-                    "threshold": None if math.isinf(released.threshold) else released.threshold,
+                    "threshold": released.threshold if method.clip.has_threshold else None,
                     "epsilon": epsilon_to_json(spent(gate.step)),
                 }
                 if result.error is not None:
@@ -553,7 +555,8 @@ def _facts(line: dict[str, Any]) -> dict[str, str]:
     facts = {"rate": f"{line['rate']:.3g}"}
     if line["threshold"] is not None:
         facts["threshold"] = f"{line['threshold']:.3g}"
-    facts["epsilon"] = show_epsilon(float(line["epsilon"]), 3)
+    spent = float(line["epsilon"])
+    facts["epsilon"] = "inf" if math.isinf(spent) else show_epsilon(spent, 3)
     if "test_accuracy" in line:
         facts["accuracy"] = f"{line['test_accuracy']:.1%}"
     if "loss" in line:

@@ -23,7 +23,7 @@ def reproduce(
         str | None, typer.Argument(metavar="NAME", help="Which experiment; --list shows what there is.")
     ] = None,
     quick: Annotated[
-        bool, typer.Option("--quick", help="A stated part of it, in minutes on two cores.")
+        bool, typer.Option("--quick", help="A stated part of it, in minutes on two cores; the default.")
     ] = False,
     full: Annotated[
         bool, typer.Option("--full", help="The whole published protocol: hours, or weeks.")

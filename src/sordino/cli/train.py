@@ -171,8 +171,10 @@ def _settings(pairs: list[str]) -> dict[str, Any]:
         name, equals, value = pair.partition("=")
         if not equals or not name:
             raise ValueError(f"--set takes NAME=VALUE, not {pair!r}")
+        if name in settings:
+            raise ValueError(f"--set {name} was given twice: give it once")
         try:
-            settings[name] = json.loads(value)
+            settings[name] = None if value.lower() == "none" else json.loads(value)
         except ValueError:
             settings[name] = value
     return settings
@@ -214,6 +216,11 @@ def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
     print(f"sordino: warning: {' '.join(str(message).split())}", file=sys.stderr)
 
 
+def _batches(summary: dict[str, Any]) -> str:
+    steps, batches = summary["steps"], summary["batches"]
+    return f"{steps} steps" if steps == batches else f"{batches} noisy batches in {steps} steps"
+
+
 def _print(run: Run, folder: Path) -> None:
     from sordino.privacy import show_epsilon
 
@@ -229,7 +236,7 @@ def _print(run: Run, folder: Path) -> None:
     print(f"{'unit':15s} one {summary['unit']} of {summary['n']}; relation: {summary['relation']}")
     noise = summary["noise_multiplier"]
     print(
-        f"{'spent by':15s} {summary['steps']} steps, noise multiplier {noise:.4f}, accountant {summary['accountant']}"
+        f"{'spent by':15s} {_batches(summary)}, noise multiplier {noise:.4f}, accountant {summary['accountant']}"
     )
     if summary["seeded"]:
         print(f"{'seeded':15s} a known seed voids the guarantee: for experiments only")

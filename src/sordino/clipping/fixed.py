@@ -92,6 +92,7 @@ def _layers(names: Sequence[str]) -> list[int]:
 class Unclipped(ClippingPolicy):
     """No clipping: for training without privacy. The gate refuses to add noise to it."""
 
+    has_threshold = False
     needs_threshold = False
 
     def start(self, names: Sequence[str]) -> State:
@@ -114,6 +115,7 @@ class Normalised(ClippingPolicy):
     """
 
     stability: float = 0.1
+    has_threshold = False
     needs_threshold = False
 
     def __post_init__(self) -> None:

@@ -42,6 +42,7 @@ class ClippingPolicy(ABC):
     """A threshold policy. Settings are the fields of a frozen dataclass; what moves is a ``State``."""
 
     adapts = False  # the threshold moves with what was released
+    has_threshold = True  # False if gradients are scaled in another way
     needs_threshold = True  # the user has to give one (a mere starting point does not count)
 
     @abstractmethod

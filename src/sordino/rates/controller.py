@@ -37,13 +37,13 @@ class RateController(ABC):
         return state
 
 
-def check_rate(learning_rate: float) -> None:
-    if not 0 < learning_rate < float("inf"):
-        raise ValueError(f"learning_rate must be positive and finite, not {learning_rate:g}")
-
-
 # Beyond these a single-precision step vanishes or overflows.
-SMALLEST, LARGEST = 1e-30, 1e30
+SMALLEST, LARGEST = 1e-30, 1e38
+
+
+def check_rate(learning_rate: float) -> None:
+    if not 0 < learning_rate <= LARGEST:
+        raise ValueError(f"learning_rate must be positive and at most {LARGEST:g}, not {learning_rate:g}")
 
 
 def bounded(rate: float) -> float:

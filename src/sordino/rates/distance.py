@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from sordino.rates.controller import RateController, State
+from sordino.rates.controller import RateController, State, bounded
 from sordino.steps import Gradient, Plan, StepResult
 
 
@@ -36,7 +36,7 @@ class DistanceOverGradients(RateController):
 
     def rate(self, step: int, state: State, gradient: Gradient) -> float:
         squares = state["squares"] + float(gradient.gradient.norm()) ** 2
-        return float(state["distance"] / math.sqrt(squares)) if squares > 0 else 0.0
+        return bounded(state["distance"] / math.sqrt(squares)) if squares > 0 else 0.0
 
     def update(self, state: State, result: StepResult, theta: Tensor) -> State:
         squares = sum(float(g.gradient.norm()) ** 2 for g in result.gradients) / len(result.gradients)

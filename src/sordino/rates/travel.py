@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from sordino.rates.controller import RateController, State
+from sordino.rates.controller import RateController, State, bounded
 from sordino.steps import Gradient, Plan, StepResult
 
 
@@ -37,7 +37,7 @@ class Travel(RateController):
 
     def rate(self, step: int, state: State, gradient: Gradient) -> float:
         mean = (state["squares"] + _square(gradient)) / (state["steps"] + 1)
-        return float(state["reach"] / (_unit(gradient) * math.sqrt(mean))) if mean > 0 else 0.0
+        return bounded(state["reach"] / (_unit(gradient) * math.sqrt(mean))) if mean > 0 else 0.0
 
     def update(self, state: State, result: StepResult, theta: Tensor) -> State:
         squares = sum(_square(g) for g in result.gradients) / len(result.gradients)

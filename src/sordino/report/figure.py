@@ -78,13 +78,15 @@ def _spent(axes: Axes, summary: dict[str, Any], history: History) -> None:
 
 def _rate(axes: Axes, summary: dict[str, Any], history: History) -> None:
     _plot(axes, history, "epoch", "rate", color=_GREEN)
-    axes.set(xlabel="epoch", ylabel="learning rate", title="Learning rate", yscale="log")
+    axes.set(xlabel="epoch", ylabel="learning rate", title="Learning rate")
+    _on_a_log_axis(axes, [line["rate"] for line in history])
 
 
 def _threshold(axes: Axes, summary: dict[str, Any], history: History) -> None:
     moved = [line for line in history if line["threshold"] is not None]
     _plot(axes, moved, "epoch", "threshold", color=_GREEN)
-    axes.set(xlabel="epoch", ylabel="threshold", title="Clipping threshold", yscale="log")
+    axes.set(xlabel="epoch", ylabel="threshold", title="Clipping threshold")
+    _on_a_log_axis(axes, [line["threshold"] for line in moved])
 
 
 def _error(axes: Axes, summary: dict[str, Any], history: History) -> None:
@@ -107,6 +109,22 @@ def _infinite(history: History) -> bool:
 
 def _plot(axes: Axes, lines: History, x: str, y: str, **style: Any) -> None:
     axes.plot([line[x] for line in lines], [line[y] for line in lines], **style)
+
+
+def _on_a_log_axis(axes: Axes, values: list[float]) -> None:
+    """Plain numbers, and at least a factor of four from end to end: what hardly moved looks like that."""
+    from matplotlib.ticker import NullFormatter, ScalarFormatter
+
+    low, high = min(values), max(values)
+    if not 0 < low <= high:
+        return
+    axes.set_yscale("log")
+    if high < 4 * low:
+        middle = (low * high) ** 0.5
+        axes.set_ylim(middle / 2, middle * 2)
+    if high < 1000 * low:
+        axes.yaxis.set_major_formatter(ScalarFormatter())
+        axes.yaxis.set_minor_formatter(ScalarFormatter() if high < 10 * low else NullFormatter())
 
 
 def _say(axes: Axes, text: str) -> None:
