@@ -41,9 +41,15 @@ def test_train_prints_what_matters(here: Path, monkeypatch: Any, capsys: Any) ->
         "run             run",
     ):
         assert word in out
-    assert "training" in err
+    assert "rate" in err
     written = {p.name for p in (here / "run").iterdir()}
     assert written == {"run.json", "history.jsonl", "certificate.json", "model.safetensors", "report.png"}
+
+
+def test_two_batches_a_step_are_not_called_one(here: Path, monkeypatch: Any, capsys: Any) -> None:
+    assert sordino(monkeypatch, "train", "digits", *PAID, *CHEAP, "--method", "adadp", "--out", "run") == 0
+    assert "18 noisy batches in 9 steps" in capsys.readouterr().out
+    assert '"error"' in (here / "run/history.jsonl").read_text()
 
 
 def test_json_is_exactly_one_object(here: Path, monkeypatch: Any, capsys: Any) -> None:
@@ -115,6 +121,11 @@ def bad_files(folder: Path) -> None:
         (["digits", *PAID, "--method", "sgd"], "without privacy"),
         (["digits", *PAID, "--set", "lr=1"], "no setting"),
         (["digits", *PAID, "--set", "learning_rate"], "NAME=VALUE"),
+        (["digits", *PAID, "--set", "travel=1", "--set", "travel=2"], "twice"),
+        (["digits", *PAID, "--set", "travel=-1"], "positive"),
+        (["digits", *PAID, "--method", "adadp", "--set", "tol=0"], "tol"),
+        (["digits", *PAID, "--method", "oso", "--set", "update=guess"], "sign or cosine"),
+        (["digits", *PAID, "--method", "oso", "--set", "learning_rate=1e39"], "learning_rate"),
         (["digits", *PAID, "--set", "learning_rate=fast"], "learning_rate"),
         (["digits", *PAID, "--model", "resnet"], "model"),
         (["digits", *PAID, "--model", "normed.py:net"], "BatchNorm1d"),

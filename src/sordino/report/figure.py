@@ -26,8 +26,10 @@ def draw_report(summary: dict[str, Any], history: History, path: Path) -> None:
         panels += [_threshold]
     if any("error" in line for line in history):
         panels += [_error]
-    rows = -(-len(panels) // 3)
-    figure, grid = pyplot.subplots(rows, 3, figsize=(12, 3.3 * rows), layout="constrained", squeeze=False)
+    columns = 2 if len(panels) == 4 else 3
+    rows = -(-len(panels) // columns)
+    size = 4 * columns, 3.3 * rows
+    figure, grid = pyplot.subplots(rows, columns, figsize=size, layout="constrained", squeeze=False)
     for axes, panel in zip(grid.flat, panels, strict=False):
         panel(axes, summary, history)
         axes.set_title(axes.get_title(), fontsize=10)
