@@ -62,11 +62,16 @@ class Extrapolation(StepRule):
         second = field(theta)
         hat = theta.add_(second.gradient, alpha=-eta / 2)
         # (6): each coordinate's difference relative to max(1, |full|); the paper's numerator is misprinted.
-        error = float(((full - hat) / full.abs().clamp_min_(1)).norm())
-        accepted = before is None or error <= limit  # an error that is no number is above every finite limit
+        size = full.abs().clamp_min_(1)
         if self.keep == "full":
+            error = float(torch.sub(full, hat).div_(size).norm())
             theta.copy_(full)
+            direction = first.gradient
+        else:
+            error = float(full.sub_(hat).div_(size).norm())
+            direction = torch.lerp(first.gradient, second.gradient, 0.5)
+        # An error that is no number is above every limit but none.
+        accepted = error <= limit or before is None
         if before is not None and not accepted:
             theta.copy_(before)  # both batches are spent all the same
-        direction = first.gradient if self.keep == "full" else (first.gradient + second.gradient).div_(2)
         return StepResult((first, second), eta, direction, error, accepted)
