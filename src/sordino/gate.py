@@ -26,6 +26,7 @@ from sordino.data import Sampling, as_examples, tree_map
 from sordino.gradients import Engine, Loss, Norms, Unsuitable
 from sordino.noise import Gaussian, Streams
 from sordino.privacy import Ledger, release, repeat
+from sordino.vector import holding
 
 
 @dataclass(frozen=True)
@@ -186,7 +187,7 @@ class Gate:
             return self.clip.weights(norms, state)
 
         rows, ids = self._units.rows(self.sampling.units(step, self.units, self.streams))
-        with _Evaluated(self.theta, theta), self._randomness_of(step):
+        with holding(self.theta, theta), self._randomness_of(step):
             inputs, targets = self._on_device(self._data.take(rows))
             sums, _ = self.engine.sums(inputs, targets, weigh, count=vectors, groups=ids)
         return sums, numbers
@@ -245,26 +246,6 @@ class _Units:
         rows = np.concatenate(members) if members else np.zeros(0, dtype=np.int64)
         ids = np.repeat(units, [len(m) for m in members]) if members else np.zeros(0, dtype=np.int64)
         return torch.from_numpy(rows), torch.from_numpy(ids)
-
-
-class _Evaluated:
-    """Evaluate the model at ``theta`` and put its own parameters back; nothing moves if they are the same."""
-
-    def __init__(self, live: Tensor, theta: Tensor | None) -> None:
-        same = theta is None or (theta.data_ptr() == live.data_ptr() and theta.shape == live.shape)
-        if theta is not None and theta.shape != live.shape:
-            raise ValueError(f"theta must have shape {tuple(live.shape)}, not {tuple(theta.shape)}")
-        self._live, self._theta = live, None if same else theta
-        self._saved: Tensor | None = None
-
-    def __enter__(self) -> None:
-        if self._theta is not None:
-            self._saved = self._live.clone()
-            self._live.copy_(self._theta)
-
-    def __exit__(self, *error: object) -> None:
-        if self._saved is not None:
-            self._live.copy_(self._saved)
 
 
 @contextmanager

@@ -9,7 +9,6 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -40,6 +39,7 @@ from sordino.privacy import (
 from sordino.privacy.certificate import epsilon_to_json, sordino_version
 from sordino.runs import Checkpoint, RunDirectory, TrainingBar, delete_checkpoint, restore_
 from sordino.steps import Plan
+from sordino.vector import holding
 
 _LOGGED_STEPS = 40  # pricing a step with PLD takes a twentieth of a second
 _CHECKPOINTS = 20
@@ -265,7 +265,7 @@ def train(
                 if released.unprotected_loss is not None:
                     line["loss"] = released.unprotected_loss
                 if done in evaluated:
-                    with _holding(theta, average):
+                    with holding(theta, average):
                         line.update(evaluate(model, loss, test))
                 history.append(line)
                 if directory is not None:
@@ -504,18 +504,16 @@ def _test_point(theta: Tensor) -> Tensor:
 def _behaviour(gate: Gate, loss: Loss, examples: Examples) -> list[str] | None:
     """The losses of made-up rows at a made-up theta: a resumed run must compute the same, or its replayed noise would
     hide another sum. None if the model cannot run on made-up rows."""
-    live = gate.theta.clone()
+    model = gate.engine.vector.model
+    point = holding(gate.theta, _test_point(gate.theta))
     try:
-        gate.theta.copy_(_test_point(live))
-        with evaluating(gate.engine.vector.model), torch.no_grad(), torch.random.fork_rng(devices=[]):
+        with point, evaluating(model), torch.no_grad(), torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             inputs, targets = examples.template(5)
-            values = loss(call_model(gate.engine.vector.model, inputs), targets)
-        return [f"{value:.4g}" for value in values.flatten().tolist()]
+            values = loss(call_model(model, inputs), targets)
     except Exception:
         return None
-    finally:
-        gate.theta.copy_(live)
+    return [f"{value:.4g}" for value in values.flatten().tolist()]
 
 
 def _public_behaviour(public_loss: Callable[[Tensor], Tensor] | None, theta: Tensor) -> str | None:
@@ -535,20 +533,6 @@ def _gradient(public_loss: Callable[[Tensor], Tensor], theta: Tensor) -> Tensor:
 def _marks(steps: int, count: int) -> set[int]:
     """About ``count`` evenly spaced steps; the last is always one."""
     return {round(steps * (i + 1) / count) for i in range(count)} - {0} | {steps}
-
-
-@contextmanager
-def _holding(theta: Tensor, average: Tensor | None) -> Any:
-    """The model at the average of its iterates, for a look."""
-    if average is None:
-        yield
-        return
-    saved = theta.clone()
-    theta.copy_(average)
-    try:
-        yield
-    finally:
-        theta.copy_(saved)
 
 
 def _facts(line: dict[str, Any]) -> dict[str, str]:

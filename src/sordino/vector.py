@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -158,3 +159,19 @@ def _structure(model: nn.Module) -> list[tuple[dict[str, Any], int, list[tuple[s
     """Every table of children and parameters below ``model``, and what is in it: cheap to compare each call."""
     tables = [table for module in model.modules() for table in (module._parameters, module._modules)]
     return [(table, len(table), list(table.items())) for table in tables]
+
+
+@contextmanager
+def holding(live: Tensor, theta: Tensor | None) -> Iterator[None]:
+    """The live vector at ``theta`` for a while, and then as it was; nothing moves if they are the same or None."""
+    if theta is not None and theta.shape != live.shape:
+        raise ValueError(f"theta must have shape {tuple(live.shape)}, not {tuple(theta.shape)}")
+    if theta is None or theta.data_ptr() == live.data_ptr():
+        yield
+        return
+    saved = live.clone()
+    live.copy_(theta)
+    try:
+        yield
+    finally:
+        live.copy_(saved)

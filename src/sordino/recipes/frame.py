@@ -42,16 +42,24 @@ class Job:
 
     @property
     def key(self) -> str:
-        what = [self.function.__module__, self.function.__qualname__, self.settings, _code()]
+        what = [
+            self.function.__module__,
+            self.function.__qualname__,
+            self.settings,
+            _code(self.function.__module__),
+        ]
         return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:12]
 
 
-@lru_cache(maxsize=1)
-def _code() -> str:
-    """A hash of the library but for what only shows results."""
+@lru_cache(maxsize=8)
+def _code(module: str) -> str:
+    """A hash of ``module``, where a job is defined, and of the library but for what only shows results."""
     source = Path(__file__).parents[1]
     shown = {source / "cli", source / "report", source / "recipes"}
     files = [path for path in sorted(source.rglob("*.py")) if not shown & set(path.parents)]
+    own = sys.modules[module].__file__
+    if own is not None:
+        files.append(Path(own))
     return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
 
 

@@ -29,16 +29,11 @@ def _percent(results: Sequence[Result]) -> str:
 
 # The default against DP-Adam ----------------------------------------------------------------------------------
 
-_MODELS = {
-    "digits": "mlp:64",
-    "adult": "mlp:64",
-    "fashion-mnist": "cnn",
-    "mnist": "cnn",
-}  # as `train` chooses
-
 
 def _default(run: Run, quick: bool) -> Report:
-    names = ("digits", "adult") if quick else tuple(_MODELS)
+    from sordino.models import default_model
+
+    names = ("digits", "adult") if quick else ("digits", "adult", "fashion-mnist", "mnist")
     cells = [(data, epsilon) for data in names for epsilon in (1.0, 3.0, 8.0)]
 
     def job(data: str, epsilon: float, method: str, settings: dict[str, Any]) -> Job:
@@ -46,7 +41,7 @@ def _default(run: Run, quick: bool) -> Report:
         return _job(
             f"{data} eps={epsilon:g} {method} {settings.get('learning_rate', '')}".strip(),
             data=data,
-            model=_MODELS[data],
+            model=default_model(data, ()),
             method=method,
             settings=settings,
             epochs=default_epochs(rows),
