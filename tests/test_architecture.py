@@ -15,14 +15,14 @@ SOURCE = Path(sordino.__file__).parent
 # Each part may import itself and the parts before it.
 ORDER = [
     "vector",
+    "privacy",
+    "data",
     "gradients",
     "hypergradient",
     "clipping",
     "noise",
     "steps",
     "rates",
-    "privacy",
-    "data",
     "models",
     "gate",
     "methods",

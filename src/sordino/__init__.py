@@ -18,15 +18,16 @@ if TYPE_CHECKING:
         auto,
         dp_adam,
         dp_dog,
+        dp_ftrl,
         dp_sgd,
         method,
         oso,
         sgd,
     )
-    from sordino.noise import Gaussian
+    from sordino.noise import Gaussian, Tree
     from sordino.privacy import Budget, Ledger
     from sordino.rates import Constant, DistanceOverGradients, Hypergradient, Scheduled, Tolerance, Travel
-    from sordino.steps import Adam, AdamWithoutSecondMoments, Extrapolation, Sgd
+    from sordino.steps import Adam, AdamWithoutSecondMoments, Extrapolation, Ftrl, Sgd
     from sordino.training import Run, train
     from sordino.vector import ParameterVector
 
@@ -40,6 +41,7 @@ _HOMES = {
     "Extrapolation": "sordino.steps",
     "Fixed": "sordino.clipping",
     "FixedOrder": "sordino.data",
+    "Ftrl": "sordino.steps",
     "Gate": "sordino.gate",
     "Gaussian": "sordino.noise",
     "Hypergradient": "sordino.rates",
@@ -59,6 +61,7 @@ _HOMES = {
     "SlowGradients": "sordino.gradients",
     "Tolerance": "sordino.rates",
     "Travel": "sordino.rates",
+    "Tree": "sordino.noise",
     "Unclipped": "sordino.clipping",
     "adadp": "sordino.methods",
     "adam": "sordino.methods",
@@ -66,6 +69,7 @@ _HOMES = {
     "auto": "sordino.methods",
     "dp_adam": "sordino.methods",
     "dp_dog": "sordino.methods",
+    "dp_ftrl": "sordino.methods",
     "dp_sgd": "sordino.methods",
     "method": "sordino.methods",
     "oso": "sordino.methods",
@@ -83,6 +87,7 @@ __all__ = [
     "Extrapolation",
     "Fixed",
     "FixedOrder",
+    "Ftrl",
     "Gate",
     "Gaussian",
     "Hypergradient",
@@ -102,6 +107,7 @@ __all__ = [
     "SlowGradients",
     "Tolerance",
     "Travel",
+    "Tree",
     "Unclipped",
     "adadp",
     "adam",
@@ -109,6 +115,7 @@ __all__ = [
     "auto",
     "dp_adam",
     "dp_dog",
+    "dp_ftrl",
     "dp_sgd",
     "method",
     "oso",

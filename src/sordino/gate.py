@@ -13,6 +13,7 @@ import random
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
@@ -24,8 +25,8 @@ from torch import Tensor, nn
 from sordino.clipping.policy import Answer, ClippingPolicy, Probe
 from sordino.data import Sampling, as_examples, tree_map
 from sordino.gradients import Engine, Loss, Norms, Unsuitable
-from sordino.noise import Gaussian, Streams
-from sordino.privacy import Ledger, release, repeat
+from sordino.noise import Gaussian, GaussianNoise, Mechanism, Streams
+from sordino.privacy import Ledger
 from sordino.vector import holding
 
 
@@ -50,6 +51,8 @@ class Gate:
     The guarantee is for one *unit*: a row, or with ``groups`` (an id for each row) all the rows of an id. Each
     unit moves the clipped sum by at most C, and the noise on the sum has standard deviation
     ``noise_multiplier * C``, so a call is one Gaussian release of that multiplier, sampled as ``sampling`` says.
+    With other ``noise`` than independent noise, such as ``Tree()``, what calls cost is that mechanism's to say;
+    ``steps`` is how many calls are planned, for mechanisms that are paid in advance.
 
     >>> data = torch.ones(8, 2), torch.zeros(8)
     >>> loss = lambda output, target: (output.squeeze(1) - target) ** 2
@@ -70,7 +73,8 @@ class Gate:
         clip: ClippingPolicy,
         noise_multiplier: float,
         sampling: Sampling,
-        noise: Gaussian | None = None,
+        noise: Mechanism | None = None,
+        steps: int | None = None,
         ledger: Ledger | None = None,
         groups: Tensor | None = None,
         seed: int | None = None,
@@ -99,9 +103,10 @@ class Gate:
         self._data = as_examples(data)
         self._units = _Units(len(self._data), groups)
         sampling.check(self.units)
-        self._mechanism = noise or Gaussian()
-        self._noise = self._mechanism.source(self.streams, secure=secure)
-        self._event = self._price_of_a_charge()
+        self._releases = (noise or Gaussian()).over(sampling, self.units, steps)
+        self.noise_state = self._releases.start()
+        self._draw = GaussianNoise(self.streams, secure=secure)
+        self._releases.split(self.noise_multiplier, self._probe_multipliers)  # or refuse
         self._prepare()
 
     # What is public -------------------------------------------------------------------------------------
@@ -131,34 +136,38 @@ class Gate:
 
     @property
     def charge_event(self) -> DpEvent:
-        """What one charge costs, as an event for accountants."""
-        return self._event
+        """What the first charge costs, as an event for accountants."""
+        return self._releases.charge(0, self.noise_multiplier, self._probe_multipliers)[1]
 
     def plan(self, steps: int) -> DpEvent:
         """What ``steps`` calls will cost."""
-        return repeat(self._event, self.sampling.charges(steps, self.units))
+        return self._releases.cost(steps, self.noise_multiplier, self._probe_multipliers)
 
     # The call -------------------------------------------------------------------------------------------
 
     def __call__(self, theta: Tensor | None = None, *, adapt: bool = True) -> Released:
         """One release at ``theta``. With ``adapt=False`` the threshold stays until ``adapt`` is called."""
         step, state, batch = self.step, self.clip_state, self.expected_batch
+        key, event = self._releases.charge(step, self.noise_multiplier, self._probe_multipliers)
+        self.ledger.charge(f"{self._run}/{key}", event)  # first, whatever happens
         self.step += 1
-        key = f"{self._run}/{self.sampling.charge_key(step, self.units)}"
-        self.ledger.charge(key, self._event)  # first, whatever happens
         probes = self.clip.probes(self.noise_multiplier, batch)
         sums, numbers = self._sums_at(theta, probes, step)
 
         threshold = self.clip.sensitivity(state)
-        multiplier = self._mechanism.split(self.noise_multiplier, [p.multiplier for p in probes])
-        noise_std = multiplier * threshold if multiplier else 0.0
-        gradient = self._noise.add_(sums[0], noise_std, "noise", step).div_(batch)
+        gradient, noise_std = sums[0], 0.0
+        if self.noise_multiplier:
+            multiplier = self._releases.split(self.noise_multiplier, self._probe_multipliers)
+            noise_std = self._releases.add_(
+                gradient, self._draw, multiplier, threshold, step, self.noise_state
+            )
+        gradient.div_(batch)
         answers: dict[str, Any] = {}
         vectors, scalars = iter(sums[1:]), iter(numbers)
         for probe in probes:
             answer = next(vectors) if probe.vector else next(scalars).reshape(1)
             std = probe.sensitivity * probe.multiplier if self.noise_multiplier else 0.0
-            self._noise.add_(answer, std, f"noise:{probe.name}", step).div_(batch)
+            self._draw.add_(answer, std, f"noise:{probe.name}", step).div_(batch)
             answers[probe.name] = answer if probe.vector else float(answer)
         loss = self.engine.last_loss / batch if self.show_unprotected else None
         released = Released(step, gradient, noise_std / batch, threshold, MappingProxyType(answers), loss)
@@ -202,8 +211,10 @@ class Gate:
         device = self.theta.device
         return batch if device.type == "cpu" else tree_map(lambda x: x.to(device, non_blocking=True), batch)
 
-    def _price_of_a_charge(self) -> DpEvent:
-        return release(self.noise_multiplier, self.sampling.amplified_rate(self.units))
+    @cached_property
+    def _probe_multipliers(self) -> tuple[float, ...]:
+        probes = self.clip.probes(self.noise_multiplier, self.expected_batch)
+        return tuple(probe.multiplier for probe in probes)
 
     def _prepare(self) -> None:
         """Check the model on made-up rows, so that an unsuitable one is refused before a private row is seen."""

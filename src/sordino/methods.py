@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from sordino.clipping import ClippingPolicy, Fixed, Normalised, Online, PerLayer, Quantile, Unclipped
-from sordino.noise import Gaussian
+from sordino.noise import Gaussian, Mechanism, Tree
 from sordino.rates import (
     Constant,
     DistanceOverGradients,
@@ -18,7 +18,7 @@ from sordino.rates import (
     Tolerance,
     Travel,
 )
-from sordino.steps import Adam, AdamWithoutSecondMoments, Extrapolation, Sgd, StepRule
+from sordino.steps import Adam, AdamWithoutSecondMoments, Extrapolation, Ftrl, Sgd, StepRule
 
 
 @dataclass(frozen=True)
@@ -26,20 +26,21 @@ class Method:
     """How to train: what is clipped to what, with which noise, how a gradient becomes a step, at which rate.
 
     ``average`` is the share of the run that an exponential average of the iterates looks back over (None for
-    none); the average is free post-processing, and when it is on, it is the model that comes out.
+    none), and 1 is the plain average of all of them, from the first: online-to-batch conversion. The average is
+    free post-processing, and when it is on, it is the model that comes out.
     """
 
     name: str
     clip: ClippingPolicy
     step: StepRule
     rate: RateController
-    noise: Gaussian = field(default_factory=Gaussian)
+    noise: Mechanism = field(default_factory=Gaussian)
     average: float | None = None
     private: bool = True
 
     def __post_init__(self) -> None:
-        if self.average is not None and not 0 < self.average < 1:
-            raise ValueError(f"average is a share of the run and must be in (0, 1), not {self.average:g}")
+        if self.average is not None and not 0 < self.average <= 1:
+            raise ValueError(f"average is a share of the run and must be in (0, 1], not {self.average:g}")
         if self.rate.needs_error and not self.step.estimates_error:
             raise ValueError(
                 f"{_kind(self.rate)} follows an error estimate and {_kind(self.step)} gives none: "
@@ -49,6 +50,15 @@ class Method:
             raise ValueError(
                 f"{_kind(self.rate)} measures gradients and {_kind(self.step)} steps along something else: use Sgd "
                 "without momentum or Extrapolation, or another rate"
+            )
+        if self.rate.needs_independent_noise and not self.noise.independent:
+            raise ValueError(
+                f"{_kind(self.rate)} multiplies gradients of successive steps, and the noise of {_kind(self.noise)} "
+                "cancels that of the step before, which it would take for a sign to slow down: use another rate"
+            )
+        if getattr(self.rate, "discard", False) and not self.noise.independent:
+            raise ValueError(
+                f"a step that is taken back cannot leave the sums that {_kind(self.noise)} noises: use discard=False"
             )
         if isinstance(self.clip, Online) and not self.step.linear:
             raise ValueError(
@@ -62,7 +72,7 @@ class Method:
         needs = ["learning_rate"] * (self.rate.needs_rate and self.step.needs_rate)
         needs += ["threshold"] * (self.clip.needs_threshold and self.private)
         parts = {
-            part: {"kind": _kind(value), **asdict(value)}  # type: ignore[arg-type]
+            part: {"kind": _kind(value), **asdict(value)}  # type: ignore[call-overload]
             for part, value in (
                 ("clip", self.clip),
                 ("noise", self.noise),
@@ -78,7 +88,7 @@ def method(
     clip: ClippingPolicy,
     step: StepRule,
     rate: RateController,
-    noise: Gaussian | None = None,
+    noise: Mechanism | None = None,
     average: float | None = None,
     name: str = "composed",
 ) -> Method:
@@ -94,8 +104,8 @@ def method(
     for part, (value, kind) in parts.items():
         if not isinstance(value, kind):
             raise ValueError(f"{part} must be a {kind.__name__}, not {value!r}")
-    if noise is not None and not isinstance(noise, Gaussian):
-        raise ValueError(f"noise must be Gaussian(), not {noise!r}")
+    if noise is not None and not isinstance(noise, Mechanism):
+        raise ValueError(f"noise must be Gaussian() or Tree(), not {noise!r}")
     return Method(name, clip, step, rate, noise or Gaussian(), average, not isinstance(clip, Unclipped))
 
 
@@ -247,6 +257,37 @@ def dp_dog(initial: float = 0.1, stability: float = 0.1, average: float | None =
     return Method("dp-dog", Normalised(stability), Sgd(), DistanceOverGradients(initial), average=average)
 
 
+def dp_ftrl(
+    learning_rate: float = 0.05,
+    threshold: float = 1.0,
+    momentum: float = 0.9,
+    efficient: bool = True,
+    restart_every: int | None = 1,
+    completion: bool = False,
+    fresh_start: bool = False,
+    radius: float | None = None,
+    target_quantile: float | None = None,
+    online: bool = False,
+    average: float | None = None,
+) -> Method:
+    """DP-FTRL (Kairouz et al., 2021): no batch needs to be random, batches come in an order that may be known.
+
+    ``learning_rate`` is the paper's 1 / lambda; with ``momentum`` (DP-FTRLM) a step's effect is 1 / (1 - momentum)
+    times as large. ``efficient`` is Honaker's estimator; every ``restart_every`` epochs (None for never) a new tree
+    begins, whose batches are dealt anew. ``average=1`` is the paper's online-to-batch conversion.
+    """
+    if online and target_quantile is not None:
+        raise ValueError("online and target_quantile are two rules for one threshold: choose one")
+    return Method(
+        "dp-ftrl",
+        Online(threshold) if online else _clip(threshold, target_quantile, per_layer=False),
+        Ftrl(momentum, radius, fresh_start),
+        Constant(learning_rate),
+        Tree(efficient, restart_every, completion),
+        average=average,
+    )
+
+
 def sgd(
     learning_rate: float = 0.1,
     momentum: float = 0.0,
@@ -284,6 +325,7 @@ METHODS: dict[str, Callable[..., Method]] = {
     "auto": auto,
     "dp-adam": dp_adam,
     "dp-dog": dp_dog,
+    "dp-ftrl": dp_ftrl,
     "dp-sgd": dp_sgd,
     "oso": oso,
     "sgd": sgd,
@@ -306,7 +348,13 @@ def method_named(name: str, settings: Mapping[str, Any] | None = None) -> Method
     return METHODS[key](**(settings or {}))
 
 
-_WORDS = {"float": "a number", "bool": "true or false", "str": "a word", "None": "none"}
+_WORDS = {
+    "float": "a number",
+    "int": "a whole number",
+    "bool": "true or false",
+    "str": "a word",
+    "None": "none",
+}
 
 
 def _fits(value: Any, annotation: str) -> bool:
@@ -314,4 +362,6 @@ def _fits(value: Any, annotation: str) -> bool:
         return "None" in annotation
     if isinstance(value, bool):
         return "bool" in annotation
-    return "float" in annotation if isinstance(value, (int, float)) else "str" in annotation
+    if isinstance(value, int):
+        return "int" in annotation or "float" in annotation
+    return "float" in annotation if isinstance(value, float) else "str" in annotation

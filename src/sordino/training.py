@@ -24,19 +24,19 @@ from sordino.defaults import default_batch_size, default_epochs
 from sordino.gate import Gate, Released
 from sordino.gradients import Loss, call_model, evaluating, refuse
 from sordino.methods import Method, method_named
-from sordino.noise import Streams
+from sordino.noise import Mechanism, Streams
 from sordino.privacy import (
     Budget,
+    EpsilonCurve,
     Ledger,
     certificate,
     epsilon_after,
     noise_for,
     price,
-    release,
-    repeat,
     show_epsilon,
 )
 from sordino.privacy.certificate import epsilon_to_json, sordino_version
+from sordino.privacy.loss_distribution import squared_mu
 from sordino.runs import Checkpoint, RunDirectory, TrainingBar, delete_checkpoint, restore_
 from sordino.steps import Plan
 from sordino.vector import holding
@@ -70,7 +70,7 @@ def train(
     budget: Budget | None = None,
     noise_multiplier: float | None = None,
     delta: float | None = None,
-    sampling: str = "poisson",
+    sampling: str | None = None,
     test: Any = None,
     evaluations: int = 10,
     groups: Tensor | None = None,
@@ -94,9 +94,9 @@ def train(
     it; or a ``noise_multiplier`` and ``delta``. Methods without privacy take neither, and their epsilon is
     infinite. The default method tunes itself, and without ``epochs`` and ``batch_size`` these follow from the
     number of units (``sordino.defaults``). ``sampling`` is ``poisson`` (the default), ``shuffled`` or
-    ``fixed-order``. With ``groups`` (an id for each row) the unit of privacy is the group. With ``out`` the run
-    writes a directory, and ``resume=True`` goes on from its last checkpoint bit for bit. The test rows are looked
-    at ``evaluations`` times.
+    ``fixed-order``; tree noise takes ``shuffled``, which it then is when a tree begins, or ``fixed-order``. With
+    ``groups`` (an id for each row) the unit of privacy is the group. With ``out`` the run writes a directory, and
+    ``resume=True`` goes on from its last checkpoint bit for bit. The test rows are looked at ``evaluations`` times.
     """
     started = time.monotonic()
     refuse(model)  # before any data is touched
@@ -112,7 +112,8 @@ def train(
     units = len(examples) if groups is None else len(torch.unique(groups))
     batch_size = default_batch_size(units) if batch_size is None else batch_size
     epochs = default_epochs(units) if epochs is None else epochs
-    how = _sampling(sampling, batch_size, units)
+    sampling = sampling or method.noise.sampling
+    how = _sampling(sampling, batch_size, units, method.noise)
     if not epochs > 0 or not math.isfinite(epochs):
         raise ValueError(f"epochs must be positive, not {epochs:g}")
     per_epoch = how.steps_per_epoch(units)
@@ -140,6 +141,7 @@ def train(
         noise_multiplier=multiplier,
         sampling=how,
         noise=method.noise,
+        steps=batches,
         ledger=Ledger.from_state(saved["ledger"]) if saved else Ledger(),
         groups=groups,
         secure=secure,
@@ -181,7 +183,16 @@ def train(
 
     theta = gate.theta
     size = gate.engine.vector.size
-    numbers = Plan(len(theta), steps, batches, per_epoch, gate.expected_batch, multiplier, size)
+    numbers = Plan(
+        len(theta),
+        steps,
+        batches,
+        per_epoch,
+        gate.expected_batch,
+        multiplier,
+        size,
+        _restart_steps(method, per_epoch),
+    )
     step_state, rate_state = method.step.start(theta, numbers), method.rate.start(numbers, theta)
     average = theta.clone() if method.average is not None else None
     decay = 1 - 1 / max(1.0, (method.average or 0.0) * steps)
@@ -190,6 +201,7 @@ def train(
     if saved is not None:
         assert directory is not None
         first, gate.step, gate.clip_state = saved["step"], saved["gate_step"], saved["clip_state"]
+        gate.noise_state = saved["noise_state"]
         theta.copy_(saved["theta"])
         restore_(step_state, saved["step_state"])
         rate_state = saved["rate_state"]
@@ -218,6 +230,7 @@ def train(
             "pinned": pinned,
             "ledger": gate.ledger.to_state(),
             "clip_state": gate.clip_state,
+            "noise_state": gate.noise_state,
             "step_state": step_state,
             "rate_state": rate_state,
             "theta": theta,
@@ -239,11 +252,13 @@ def train(
         directory.write_json("run.json", {"status": "running", **plan, "sordino_version": sordino_version()})
     with TrainingBar(steps, progress) as bar:
         for step in range(first, steps):
+            if average is not None and method.average == 1:
+                average.lerp_(theta, 1 / (step + 1))  # of the points at which gradients were asked for
             rate = partial(method.rate.rate, step, rate_state)
             result = method.step.step(field, theta, rate, step_state, method.rate.limit(rate_state))
             rate_state = method.rate.update(rate_state, result, theta)
             gate.adapt(*result.gradients)  # once, when all the gradients of the step are there
-            if average is not None:
+            if average is not None and method.average != 1:
                 average.lerp_(theta, 1 - min(decay, (step + 1) / (step + 10)))
             done = step + 1
             if done in logged or done in evaluated:
@@ -357,7 +372,7 @@ def _are_scores(output: Any, targets: Any) -> bool:
     )
 
 
-def _sampling(name: str, batch_size: int, units: int) -> Sampling:
+def _sampling(name: str, batch_size: int, units: int, noise: Mechanism) -> Sampling:
     if batch_size < 1:
         raise ValueError(f"the batch size must be at least 1, not {batch_size}")
     if batch_size > units:
@@ -366,13 +381,19 @@ def _sampling(name: str, batch_size: int, units: int) -> Sampling:
         )
     kinds: dict[str, Callable[[], Sampling]] = {
         "poisson": lambda: Poisson(batch_size / units),
-        "shuffled": lambda: Shuffled(batch_size),
+        "shuffled": lambda: Shuffled(batch_size, every=1 if noise.independent else noise.restart_every),
         "fixed-order": lambda: FixedOrder(batch_size),
         "shuffled-as-poisson": lambda: Shuffled(batch_size, assume_poisson=True),
     }
     if name not in kinds:
         raise ValueError(f"there is no sampling {name!r}: choose one of {', '.join(kinds)}")
     return kinds[name]()
+
+
+def _restart_steps(method: Method, per_epoch: int) -> int | None:
+    """How many steps of the rule lie between two restarts of the noise."""
+    every = method.noise.restart_every
+    return None if every is None else every * per_epoch
 
 
 def _noise(
@@ -395,10 +416,10 @@ def _noise(
     if (budget is None) == (noise_multiplier is None):
         raise ValueError("give either a budget (epsilon and delta) or a noise multiplier")
     if budget is not None:
-        rate, charges = how.amplified_rate(units), how.charges(calls, units)
+        releases, batch = method.noise.over(how, units, calls), how.expected_batch(units)
 
         def plan(z: float) -> DpEvent:
-            return repeat(release(z, rate), charges)
+            return releases.cost(calls, z, [probe.multiplier for probe in method.clip.probes(z, batch)])
 
         return noise_for(budget, plan, accountant), budget.delta
     assert noise_multiplier is not None
@@ -412,22 +433,28 @@ class _Spending:
 
     def __init__(self, gate: Gate, calls: int, delta: float | None, accountant: str) -> None:
         self._gate = gate
-        charges = gate.sampling.charges(calls, gate.units)
+        self._curve: EpsilonCurve | None = None
         if gate.noise_multiplier == 0 or delta is None:
-            self._curve = None
             self.total = price(gate.charge_event, delta if delta is not None else 1e-5, "rdp")
             if delta is None:
                 self.total = replace(self.total, delta=0.0)
+        elif squared_mu(gate.plan(calls)) is not None:
+            self.total = price(gate.plan(calls), delta, accountant)
         else:
+            charges = gate.sampling.charges(calls, gate.units)
             self._curve = epsilon_after(
                 gate.charge_event, delta, planned_steps=charges, accountant=accountant
             )
             self.total = self._curve.total
 
     def __call__(self, calls: int) -> float:
-        if self._curve is None:
+        if math.isinf(self.total.epsilon):
             return math.inf
-        return self._curve(self._gate.sampling.charges(calls, self._gate.units))
+        if self._curve is not None:
+            return self._curve(self._gate.sampling.charges(calls, self._gate.units))
+        # Plain Gaussians have a closed form, whatever their noise.
+        total = self.total
+        return price(self._gate.plan(calls), total.delta, total.accountant, total.conversion).epsilon
 
 
 def _find_checkpoint(directory: RunDirectory | None, resume: bool) -> dict[str, Any] | None:

@@ -41,7 +41,7 @@ def train(
     method: Annotated[
         str,
         typer.Option(
-            help="auto (tunes itself), adadp, oso, dp-dog, dp-sgd, dp-adam, adam-wosm, or without privacy sgd, adam."
+            help="auto (tunes itself), adadp, oso, dp-ftrl, dp-dog, dp-sgd, dp-adam, adam-wosm, or without privacy sgd, adam."
         ),
     ] = "auto",
     settings: Annotated[
@@ -60,12 +60,12 @@ def train(
         typer.Option(help="linear, mlp[:sizes], cnn, or MODULE:CALLABLE; by default chosen for the data."),
     ] = None,
     sampling: Annotated[
-        str,
+        str | None,
         typer.Option(
-            help="poisson; shuffled or fixed-order, priced without amplification; shuffled-as-poisson, "
-            "priced as the papers do, which is no guarantee."
+            help="poisson, the default; shuffled (dp-ftrl's default) or fixed-order, priced without amplification; "
+            "shuffled-as-poisson, priced as the papers do, which is no guarantee."
         ),
-    ] = "poisson",
+    ] = None,
     accountant: Annotated[
         str, typer.Option(help="auto (the tighter of rdp and pld), rdp, pld, moments.")
     ] = "auto",

@@ -47,6 +47,10 @@ class Sampling(ABC):
     def amplified_rate(self, n: int) -> float | None:
         """The rate of Poisson sampling if the price may use it, else None: no amplification."""
 
+    def order_lasts(self, n: int) -> float:
+        """For how many steps a unit stays at its place of the epoch; 0 if it never has one, infinity if for good."""
+        return 0
+
     @property
     @abstractmethod
     def assumption(self) -> str:
@@ -152,6 +156,9 @@ class FixedOrder(_Batches):
         self.check(n)
         return np.arange(n)[self._slice(step, n)]
 
+    def order_lasts(self, n: int) -> float:
+        return math.inf
+
     @property
     def assumption(self) -> str:
         return f"batches of {self.batch_size} in the fixed order of the data; nothing is assumed to be random"
@@ -161,17 +168,28 @@ class FixedOrder(_Batches):
 class Shuffled(_Batches):
     """A fresh permutation every epoch, cut into batches: priced without amplification.
 
-    ``assume_poisson=True`` prices it as Poisson sampling, as the papers do. That is not a guarantee for this
-    sampling, and every output says so.
+    The permutation stays for ``every`` epochs, or with None for good. ``assume_poisson=True`` prices it as Poisson
+    sampling, as the papers do. That is not a guarantee for this sampling, and every output says so.
     """
 
     assume_poisson: bool = False
+    every: int | None = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.every is not None and self.every < 1:
+            raise ValueError(f"batches are shuffled every so many epochs, at least 1, not {self.every}")
 
     def units(self, step: int, n: int, source: Words) -> npt.NDArray[np.int64]:
         self.check(n)
-        epoch = step // self.steps_per_epoch(n)
-        order = np.argsort(source.words("order", epoch, n), kind="stable")
+        deal = 0 if self.every is None else step // (self.steps_per_epoch(n) * self.every)
+        order = np.argsort(source.words("order", deal, n), kind="stable")
         return order[self._slice(step, n)]
+
+    def order_lasts(self, n: int) -> float:
+        if self.assume_poisson:
+            return 0
+        return math.inf if self.every is None else self.every * self.steps_per_epoch(n)
 
     def charge_key(self, step: int, n: int) -> str:
         return f"step:{step}" if self.assume_poisson else super().charge_key(step, n)
@@ -185,7 +203,9 @@ class Shuffled(_Batches):
     @property
     def assumption(self) -> str:
         if not self.assume_poisson:
-            return f"batches of {self.batch_size} from a permutation per epoch, priced without amplification"
+            dealt = {None: "one permutation", 1: "a permutation per epoch"}
+            of = dealt.get(self.every, f"a permutation every {self.every} epochs")
+            return f"batches of {self.batch_size} from {of}, priced without amplification"
         return f"{self.caveat} (batches of {self.batch_size})"
 
     @property

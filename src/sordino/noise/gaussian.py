@@ -1,10 +1,8 @@
-"""Independent Gaussian noise, added in place, and how it is split between a gradient and its probes."""
+"""Gaussian vectors from the run's key, added in place."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -13,18 +11,6 @@ from torch import Tensor
 from sordino.noise.randomness import Reader, Streams
 
 _CHUNK = 1 << 18  # coordinates per pass: the work buffers stay in the cache
-
-
-@dataclass(frozen=True)
-class Gaussian:
-    """The mechanism: fresh, independent noise on every release. What a method and a gate are told to use."""
-
-    def source(self, streams: Streams, *, secure: bool) -> GaussianNoise:
-        return GaussianNoise(streams, secure=secure)
-
-    def split(self, noise_multiplier: float, probe_multipliers: Sequence[float]) -> float:
-        """The gradient's own multiplier; gradient and probes are one joint release."""
-        return joint_split(noise_multiplier, probe_multipliers)
 
 
 class GaussianNoise:
@@ -90,23 +76,3 @@ class _Buffers:
         # As tensors: a Python number would make the product of integers with it single precision.
         self.unit = torch.tensor(2.0 ** -(bits - 1), dtype=real)
         self.half_turn = torch.tensor(math.pi * 2.0 ** -(bits - 1), dtype=real)
-
-
-def joint_split(noise_multiplier: float, probe_multipliers: Sequence[float]) -> float:
-    """The gradient's own multiplier when probes share one joint Gaussian release of ``noise_multiplier``.
-
-    Scaled by its noise, one unit's contribution has squared norm z_g^-2 + sum z_probe^-2, which must be z^-2
-    (Galli et al., Proposition 1; Andrew et al. for the quantile).
-
-    >>> round(joint_split(1.0, [7.124]), 6)
-    1.01
-    """
-    if noise_multiplier == 0:
-        return 0.0
-    left = noise_multiplier**-2 - sum(z**-2 for z in probe_multipliers)
-    if left <= 0:
-        raise ValueError(
-            f"the probes alone spend more than a noise multiplier of {noise_multiplier:g} allows: give them "
-            "more noise"
-        )
-    return 1 / math.sqrt(left)

@@ -14,6 +14,13 @@ from sordino.privacy.events import (
     repeat,
 )
 from sordino.privacy.ledger import Ledger
+from sordino.privacy.trees import (
+    fixed_order_sensitivity,
+    pattern_sensitivity,
+    tree_plan,
+    tree_release,
+    worst_case_sensitivity,
+)
 
 __all__ = [
     "Budget",
@@ -25,8 +32,10 @@ __all__ = [
     "epsilon_after",
     "event_from_json",
     "event_to_json",
+    "fixed_order_sensitivity",
     "gaussian",
     "noise_for",
+    "pattern_sensitivity",
     "poisson_gaussian",
     "price",
     "recompute",
@@ -34,4 +43,7 @@ __all__ = [
     "repeat",
     "show_epsilon",
     "steps_for",
+    "tree_plan",
+    "tree_release",
+    "worst_case_sensitivity",
 ]

@@ -24,6 +24,7 @@ class Hypergradient(RateController):
     speed: float = 2.5e-3  # rho_r
     update_by: str = "sign"
     adapts = True
+    needs_independent_noise = True
 
     def __post_init__(self) -> None:
         check_rate(self.learning_rate)

@@ -2,6 +2,7 @@
 
 from sordino.steps.adam import Adam, AdamWithoutSecondMoments
 from sordino.steps.extrapolation import Extrapolation
+from sordino.steps.ftrl import Ftrl
 from sordino.steps.rule import Field, Gradient, Plan, Rate, StepResult, StepRule
 from sordino.steps.sgd import Sgd
 
@@ -10,6 +11,7 @@ __all__ = [
     "AdamWithoutSecondMoments",
     "Extrapolation",
     "Field",
+    "Ftrl",
     "Gradient",
     "Plan",
     "Rate",

@@ -24,6 +24,7 @@ class Plan:
     expected_batch: float  # B
     noise_multiplier: float
     size: float = 0.1  # of a typical parameter, see ParameterVector.size
+    restart_steps: int | None = None  # after so many steps the noise begins anew
 
 
 class Gradient(Protocol):

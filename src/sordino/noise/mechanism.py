@@ -1,0 +1,74 @@
+"""What a noise mechanism is: the noise of a whole sequence of releases, and what that sequence costs.
+
+Independent noise is one case and the tree another; further correlated noise (banded matrices) is one more file
+with these two classes.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+from dp_accounting import DpEvent
+from torch import Tensor
+
+from sordino.data.sampling import Sampling
+from sordino.noise.gaussian import GaussianNoise
+
+State = dict[str, Any]  # tensors and numbers: a checkpoint holds it as it is
+
+
+class Mechanism(ABC):
+    """The settings, all public: what a method and a gate are told to use."""
+
+    independent = False  # the noise of a release tells nothing about that of another
+    restart_every: int | None = None  # epochs after which correlated noise begins anew; None if it never does
+    sampling = "poisson"  # how batches are formed unless somebody says otherwise
+
+    @abstractmethod
+    def over(self, sampling: Sampling, units: int, steps: int | None) -> Releases:
+        """The noise for releases of so sampled batches; raises ValueError where the price would not be known.
+
+        ``steps`` is how many releases are planned, None if that is open.
+        """
+
+
+class Releases(ABC):
+    """The noise of a sequence of releases, of which it is public who may take part in which.
+
+    ``noise_multiplier`` is z, and ``probe_multipliers`` are those of the further questions asked at every step.
+    """
+
+    @abstractmethod
+    def split(self, noise_multiplier: float, probe_multipliers: Sequence[float]) -> float:
+        """The gradient's own multiplier when the probes are released beside it."""
+
+    @abstractmethod
+    def charge(
+        self, step: int, noise_multiplier: float, probe_multipliers: Sequence[float]
+    ) -> tuple[str, DpEvent]:
+        """What has to be paid before a step, and the name of the payment: steps of one name are paid once."""
+
+    @abstractmethod
+    def cost(self, steps: int, noise_multiplier: float, probe_multipliers: Sequence[float]) -> DpEvent:
+        """All the charges of the first ``steps`` steps, equal ones grouped."""
+
+    def start(self) -> State:
+        """What the noise of the next step depends on besides the key, before the first."""
+        return {}
+
+    @abstractmethod
+    def add_(
+        self,
+        vector: Tensor,
+        draw: GaussianNoise,
+        noise_multiplier: float,
+        threshold: float,
+        step: int,
+        state: State,
+    ) -> float:
+        """Add the noise of a step to a sum of sensitivity ``threshold``, in place; its standard deviation.
+
+        ``noise_multiplier`` is the gradient's own, above 0.
+        """

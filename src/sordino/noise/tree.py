@@ -1,0 +1,244 @@
+"""Tree noise (Kairouz et al., 2021): the noise of running sums, with no assumption about who comes when.
+
+The steps of a tree are its leaves. A node is complete when its last leaf is, and then it is released: the sum of
+its leaves' gradients with Gaussian noise of its own. A running sum is put together from few nodes, so its noise
+grows with the logarithm of the steps. Only the noise needs a tree: what leaves the gate is the gradient and the
+*increment* of the noise, so that sums of what left it have the tree's noise, whether a step rule keeps the sum
+(FTRL) or applies each part at once (SGD form).
+
+The privacy of it, thresholds that move included, is proved in docs/design.md.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+import torch
+from dp_accounting import DpEvent
+from torch import Tensor
+
+from sordino.data.sampling import Sampling
+from sordino.noise.gaussian import GaussianNoise
+from sordino.noise.mechanism import Mechanism, Releases, State
+from sordino.privacy.events import compose, repeat
+from sordino.privacy.trees import fixed_order_sensitivity, tree_release
+
+
+@dataclass(frozen=True)
+class Tree(Mechanism):
+    """Noise that is nearly cancelled by the noise of later steps; batches come in an order that may be known.
+
+    ``efficient`` estimates a node from all that is known below it (Honaker, 2015), which nearly halves the variance
+    at the same price; without it the tree is the plain binary one. ``restart_every`` epochs a new tree begins, and
+    what noise the sum then has it keeps; None is one tree for all epochs. With ``completion`` a tree that is
+    followed by another is filled up to a power of two with steps without data, so that what it leaves in the sum is
+    the noise of its root alone.
+    """
+
+    efficient: bool = True
+    restart_every: int | None = 1
+    completion: bool = False
+    sampling = "shuffled"
+
+    def __post_init__(self) -> None:
+        every = self.restart_every
+        if every is not None and (every < 1 or every != int(every)):
+            raise ValueError(f"restart_every is a whole number of epochs, at least 1, not {every:g}")
+
+    def over(self, sampling: Sampling, units: int, steps: int | None) -> Releases:
+        per_epoch = sampling.steps_per_epoch(units)
+        if self.restart_every is None and steps is None:
+            raise ValueError(
+                "a tree is paid for when it is opened: say how many steps it is to hold, or give restart_every"
+            )
+        leaves = steps if self.restart_every is None else self.restart_every * per_epoch
+        assert leaves is not None
+        lasts = sampling.order_lasts(units)
+        if lasts == 0:
+            raise ValueError(
+                "tree noise needs batches that are dealt in an order, so that it is known how often a unit can be "
+                "below a node: use fixed-order or shuffled batches"
+            )
+        aligned = math.isinf(lasts) or self.restart_every is None or lasts % leaves == 0
+        if leaves > lasts or not aligned:
+            raise ValueError(
+                f"the order of the batches changes every {lasts:g} steps and a tree holds {leaves}: shuffle when a "
+                "tree begins, and at no other time"
+            )
+        return TreeReleases(self, per_epoch, leaves, steps)
+
+
+@dataclass(frozen=True)
+class TreeReleases(Releases):
+    """The trees of a run: each of ``leaves`` steps, the last of what is left, ``per_epoch`` steps to an epoch."""
+
+    tree: Tree
+    per_epoch: int
+    leaves: int
+    steps: int | None
+    _spare: list[Tensor] = field(default_factory=list, repr=False, compare=False)
+
+    def split(self, noise_multiplier: float, probe_multipliers: Sequence[float]) -> float:
+        return noise_multiplier  # probes are releases of their own
+
+    def charge(
+        self, step: int, noise_multiplier: float, probe_multipliers: Sequence[float]
+    ) -> tuple[str, DpEvent]:
+        """A tree is paid for as a whole when it is opened."""
+        if self.steps is not None and step >= self.steps:
+            raise ValueError(f"these trees were planned, and paid, for {self.steps} steps and hold no more")
+        number = step // self.leaves
+        return f"tree:{number}", self._price(number, noise_multiplier, tuple(probe_multipliers))
+
+    def cost(self, steps: int, noise_multiplier: float, probe_multipliers: Sequence[float]) -> DpEvent:
+        probes = tuple(probe_multipliers)
+        trees = -(-steps // self.leaves)
+        if trees == 0:
+            return compose([])
+        last = self._price(trees - 1, noise_multiplier, probes)
+        if trees == 1:
+            return last
+        first = self._price(0, noise_multiplier, probes)
+        if first == last:
+            return repeat(first, trees)
+        return compose([repeat(first, trees - 1), last])
+
+    def _price(self, number: int, noise_multiplier: float, probe_multipliers: tuple[float, ...]) -> DpEvent:
+        size = self._size(number)
+        squares = _squared_sensitivity(size, self.per_epoch, self._completed(number))
+        if noise_multiplier > 0 and probe_multipliers:
+            # Each visit of a unit is a release of each probe, with noise of its own. Ratios add in squares.
+            visits = -(-size // self.per_epoch)
+            squares += visits * sum((noise_multiplier / z) ** 2 for z in probe_multipliers)
+        return tree_release(noise_multiplier, squares)
+
+    def _size(self, number: int) -> int:
+        """How many steps a tree will hold."""
+        if self.steps is None:
+            return self.leaves
+        return min(self.leaves, self.steps - number * self.leaves)
+
+    def _completed(self, number: int) -> bool:
+        last = self.steps is not None and (number + 1) * self.leaves >= self.steps
+        return self.tree.completion and not last
+
+    def start(self) -> State:
+        return {
+            "steps": 0,
+            "stds": {},
+            "variances": {},
+            "values": {},
+        }  # the last three of open nodes, by height
+
+    def add_(
+        self,
+        vector: Tensor,
+        draw: GaussianNoise,
+        noise_multiplier: float,
+        threshold: float,
+        step: int,
+        state: State,
+    ) -> float:
+        if state["steps"] != step:
+            raise RuntimeError(
+                "a step of this tree failed, so its nodes would not hold what was paid for: go on from a checkpoint "
+                "or open a new gate"
+            )
+        number, before = divmod(step, self.leaves)
+        if before == 0:  # a new tree: the old one's noise stays in the sum
+            self._spare.extend(state["values"].values())
+            for part in ("stds", "variances", "values"):
+                state[part].clear()
+        state["steps"] = -1  # until this one is done
+        top = self._top(number) if self._completed(number) and before + 1 == self._size(number) else None
+        leaf_std = noise_multiplier * threshold
+        node = _Nodes(draw, number)
+        if self.tree.efficient:
+            variance = self._efficient_step_(vector, node, leaf_std, before, state, top)
+        else:
+            variance = self._vanilla_step_(vector, node, leaf_std, before, state, top)
+        state["steps"] = step + 1
+        return math.sqrt(variance)
+
+    def _top(self, number: int) -> int:
+        """The height of the root that completion leads to."""
+        return (self._size(number) - 1).bit_length()
+
+    def _vanilla_step_(
+        self, vector: Tensor, node: _Nodes, std: float, before: int, state: State, top: int | None
+    ) -> float:
+        """Take back the noise of the nodes that the new one replaces, and add its own: all from the key."""
+        stds: dict[str, float] = state["stds"]
+        height = _trailing_zeros(before + 1) if top is None else top
+        variance = 0.0
+        for low in [int(h) for h in stds if int(h) < height]:
+            old = stds.pop(str(low))
+            node.add_(vector, -old, low, (before >> low) << low)
+            variance += old**2
+            # Its sum holds those leaves too, so it needs the largest threshold of all of them.
+            std = max(std, old)
+        node.add_(vector, std, height, before + 1)
+        stds[str(height)] = std
+        return variance + std**2
+
+    def _efficient_step_(
+        self, vector: Tensor, node: _Nodes, std: float, before: int, state: State, top: int | None
+    ) -> float:
+        """A node's estimate r' = r + (r'_left + r'_right) / 2 counts 1 / (2 - 2^-height) times in a running sum."""
+        stds, variances, values = state["stds"], state["variances"], state["values"]
+        end = before + 1
+        right = self._blank(vector)
+        node.add_(right, std, 0, end)
+        # Each independent part of the noise: its weight in r' and in the vector so far, and its variance.
+        parts = [(1.0, 0.0, std**2)]
+        height = 0
+        while str(height) in stds or (top is not None and height < top):
+            parts = [(weight / 2, out, variance) for weight, out, variance in parts]
+            left = str(height)
+            if left in stds:
+                std = max(std, stds.pop(left))
+                value = values.pop(left)
+                vector.sub_(value, alpha=_share(height))
+                right.lerp_(value, 0.5)
+                parts.append((0.5, -_share(height), variances.pop(left)))
+                self._spare.append(value)
+            else:
+                right.mul_(0.5)  # the other half are steps without data, whose sum is known to be 0
+            height += 1
+            node.add_(right, std, height, end)
+            parts.append((1.0, 0.0, std**2))
+        vector.add_(right, alpha=_share(height))
+        stds[str(height)], values[str(height)] = std, right
+        variances[str(height)] = sum(weight**2 * variance for weight, _, variance in parts)
+        return sum((out + _share(height) * weight) ** 2 * variance for weight, out, variance in parts)
+
+    def _blank(self, like: Tensor) -> Tensor:
+        return self._spare.pop().zero_() if self._spare else torch.zeros_like(like)
+
+
+@dataclass(frozen=True)
+class _Nodes:
+    """The noise of a tree's nodes: a function of the key, the tree, the node's height and its last leaf."""
+
+    draw: GaussianNoise
+    number: int
+
+    def add_(self, vector: Tensor, std: float, height: int, end: int) -> None:
+        self.draw.add_(vector, std, f"noise:tree:{height}", (self.number << 40) + end)
+
+
+@lru_cache(maxsize=64)
+def _squared_sensitivity(steps: int, per_epoch: int, completed: bool) -> float:
+    return float(fixed_order_sensitivity(steps, per_epoch, completed=completed))
+
+
+def _trailing_zeros(number: int) -> int:
+    return (number & -number).bit_length() - 1
+
+
+@lru_cache(maxsize=64)
+def _share(height: int) -> float:
+    return 1 / (2 - 2.0**-height)

@@ -1,0 +1,381 @@
+"""Tree noise against a stored full tree, its golden values, its variance, its price, and what it refuses."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from dp_accounting import GaussianDpEvent, NonPrivateDpEvent
+from scipy import stats
+from torch import Tensor
+
+from sordino import FixedOrder, Poisson, Shuffled, Tree
+from sordino.noise import GaussianNoise, Streams
+from sordino.noise.tree import TreeReleases
+
+NodeNoise = Callable[[int, int, int], float]  # of (tree, height, last leaf), a standard one
+
+
+class Recorder:
+    """In place of GaussianNoise: scalar noise by node, and a memory of every draw."""
+
+    def __init__(self, noise: NodeNoise) -> None:
+        self.noise, self.drawn, self.draws = noise, {}, 0
+
+    def add_(self, vector: Tensor, std: float, purpose: str, step: int) -> Tensor:
+        height = int(purpose.removeprefix("noise:tree:"))
+        node = (step >> 40, height, step & ((1 << 40) - 1))
+        self.draws += 1
+        self.drawn.setdefault(node, set()).add(abs(std))
+        return vector.add_(std * self.noise(*node))
+
+
+def hashed(tree: int, height: int, end: int) -> float:
+    return math.sin(1 + 12.9898 * tree + 78.233 * height + 37.719 * end) * 3
+
+
+def increments(
+    noise: NodeNoise | Recorder,
+    steps: int,
+    *,
+    efficient: bool,
+    leaves: int | None = None,
+    completion: bool = False,
+    thresholds: Callable[[int], float] = lambda step: 1.0,
+    gradients: Callable[[int], float] = lambda step: 0.0,
+) -> tuple[np.ndarray, np.ndarray]:
+    """What leaves the gate at each step, and its standard deviation as the mechanism states it."""
+    draw = noise if isinstance(noise, Recorder) else Recorder(noise)
+    tree = Tree(efficient, None if leaves is None else 1, completion)
+    releases = TreeReleases(tree, leaves or steps, leaves or steps, steps)
+    state = releases.start()
+    out, stds = [], []
+    for step in range(steps):
+        vector = torch.tensor([gradients(step)], dtype=torch.float64)
+        stds.append(releases.add_(vector, draw, 1.0, thresholds(step), step, state))  # type: ignore[arg-type]
+        out.append(float(vector))
+    return np.array(out), np.array(stds)
+
+
+def stored_tree_prefixes(noise: NodeNoise, steps: int, efficient: bool, tree: int = 0) -> list[float]:
+    """The plain way: every node of the tree is stored, and each prefix is put together from its set bits."""
+    value, estimate = {}, {}
+    for height in range(steps.bit_length()):
+        for end in range(1 << height, steps + 1, 1 << height):
+            value[height, end] = noise(tree, height, end)
+            below = 0.0
+            if height:
+                below = (estimate[height - 1, end - (1 << height - 1)] + estimate[height - 1, end]) / 2
+            estimate[height, end] = value[height, end] + below
+    prefixes = []
+    for t in range(1, steps + 1):
+        total = 0.0
+        for height in range(t.bit_length()):
+            if t >> height & 1:
+                node = (height, t >> height << height)
+                total += estimate[node] / (2 - 2.0**-height) if efficient else value[node]
+        prefixes.append(total)
+    return prefixes
+
+
+def completed_root(noise: NodeNoise, size: int, efficient: bool, tree: int) -> float:
+    """The root of a tree filled up with steps without data. A node ends with its last step that has data."""
+    top = (size - 1).bit_length()
+    if not efficient:
+        return noise(tree, top, size)
+
+    def estimate(height: int, first: int) -> float:
+        if first >= size:
+            return 0.0  # no data, and the sum is known
+        own = noise(tree, height, min(first + (1 << height), size))
+        if height == 0:
+            return own
+        half = 1 << height - 1
+        return own + (estimate(height - 1, first) + estimate(height - 1, first + half)) / 2
+
+    return estimate(top, 0) / (2 - 2.0**-top)
+
+
+@pytest.mark.parametrize("efficient", [False, True])
+def test_every_prefix_of_a_stream_equals_the_stored_tree(efficient: bool) -> None:
+    steps = 2**12
+    streamed, _ = increments(hashed, steps, efficient=efficient)
+    stored = stored_tree_prefixes(hashed, steps, efficient)
+    np.testing.assert_allclose(np.cumsum(streamed), stored, atol=1e-9)
+
+
+@pytest.mark.parametrize("efficient", [False, True])
+@pytest.mark.parametrize("completion", [False, True])
+@pytest.mark.parametrize("leaves", [1, 2, 5, 8, 100, 1000, 1024])
+def test_restarts_and_completion_equal_stored_trees(efficient: bool, completion: bool, leaves: int) -> None:
+    steps = 2**12
+    streamed, _ = increments(hashed, steps, efficient=efficient, leaves=leaves, completion=completion)
+    expected, frozen = [], 0.0
+    for number, first in enumerate(range(0, steps, leaves)):
+        size = min(leaves, steps - first)
+        prefixes = stored_tree_prefixes(hashed, size, efficient, tree=number)
+        if completion and first + size < steps:
+            prefixes[-1] = completed_root(hashed, size, efficient, number)
+        expected += [frozen + p for p in prefixes]
+        frozen += prefixes[-1]
+    np.testing.assert_allclose(np.cumsum(streamed), expected, atol=1e-8)
+
+
+def test_C1_variance_of_an_estimated_node() -> None:
+    for height, variance in enumerate([1, 2 / 3, 4 / 7, 8 / 15, 16 / 31, 32 / 63]):
+        assert prefix_variances(2**height, efficient=True)[-1] == pytest.approx(variance, rel=1e-12)
+
+
+def prefix_variances(steps: int, efficient: bool) -> np.ndarray:
+    """Exact: the noise of every prefix as a vector over nodes, one of which is drawn as 1 at a time."""
+    nodes: dict[tuple[int, int, int], int] = {}
+    increments(
+        lambda *node: float(nodes.setdefault(node, len(nodes))), steps, efficient=efficient
+    )  # numbers the nodes
+    variances = np.zeros(steps)
+    for chosen in nodes:
+        one, _ = increments(lambda *node, c=chosen: float(node == c), steps, efficient=efficient)
+        variances += np.cumsum(one) ** 2
+    return variances
+
+
+def test_C2_variance_of_prefixes() -> None:
+    vanilla, efficient = prefix_variances(15, False), prefix_variances(15, True)
+    for t, plain, reduced in [(3, 2, 1.666667), (7, 3, 2.238095), (8, 1, 0.533333), (15, 4, 2.771429)]:
+        assert vanilla[t - 1] == pytest.approx(plain)
+        assert efficient[t - 1] == pytest.approx(reduced, abs=1e-6)
+
+
+@pytest.mark.parametrize(("efficient", "mean"), [(False, 5.0009765625), (True, 2.9019180878)])
+def test_C3_mean_variance_over_1024_steps(efficient: bool, mean: float) -> None:
+    # Node variances are C1's, and a prefix is the sum of independent nodes: one for each set bit.
+    node = [prefix_variances(2**h, efficient)[-1] for h in range(5)]
+    node += [1 / (2 - 2.0**-h) if efficient else 1.0 for h in range(5, 11)]
+    total = sum(node[h] for t in range(1, 1025) for h in range(11) if t >> h & 1)
+    assert total / 1024 == pytest.approx(mean, rel=1e-9)
+
+
+def test_C4_all_node_noises_one() -> None:
+    vanilla, _ = increments(lambda *node: 1.0, 64, efficient=False)
+    np.testing.assert_allclose(np.cumsum(vanilla), [t.bit_count() for t in range(1, 65)])
+    efficient, _ = increments(lambda *node: 1.0, 8, efficient=True)
+    golden = [1, 4 / 3, 7 / 3, 12 / 7, 19 / 7, 64 / 21, 85 / 21, 32 / 15]
+    np.testing.assert_allclose(np.cumsum(efficient), golden)
+
+
+@pytest.mark.parametrize("efficient", [False, True])
+def test_C5_without_noise_prefixes_are_exact(efficient: bool) -> None:
+    released, _ = increments(lambda *node: 0.0, 8, efficient=efficient, gradients=lambda step: step + 1.0)
+    np.testing.assert_allclose(np.cumsum(released), [1, 3, 6, 10, 15, 21, 28, 36])
+
+
+@pytest.mark.parametrize("efficient", [False, True])
+def test_the_stated_std_is_that_of_the_increment(efficient: bool) -> None:
+    steps, leaves = 30, 11
+    settings = dict(efficient=efficient, leaves=leaves, completion=True, thresholds=lambda s: 1 + (s * 7 % 5))
+    nodes: set[tuple[int, int, int]] = set()
+
+    def collect(*node: int) -> float:
+        nodes.add(node)  # type: ignore[arg-type]
+        return 0.0
+
+    _, stated = increments(collect, steps, **settings)  # type: ignore[arg-type]
+    exact = np.zeros(steps)
+    for chosen in nodes:
+        one, _ = increments(lambda *node, c=chosen: float(node == c), steps, **settings)  # type: ignore[arg-type]
+        exact += one**2
+    np.testing.assert_allclose(stated, np.sqrt(exact))
+
+
+def gaussian_increments(seed: int, trees: int, steps: int, efficient: bool, scale: float = 1.0) -> Tensor:
+    """``trees`` independent trees at once, as coordinates of one vector: prefix noise [steps, trees]."""
+    draw = GaussianNoise(Streams.from_seed(seed))
+    releases = TreeReleases(Tree(efficient, None), steps, steps, steps)
+    state, rows = releases.start(), []
+    for step in range(steps):
+        rows.append(torch.zeros(trees))
+        releases.add_(rows[-1], draw, scale, 1.0, step, state)
+    return torch.stack(rows).cumsum(0)
+
+
+@pytest.mark.parametrize("efficient", [False, True])
+def test_variance_over_2000_trees_is_the_theory_s_and_no_other(efficient: bool) -> None:
+    trees, steps = 2000, 64
+    shares = [1 / (2 - 2.0**-h) if efficient else 1.0 for h in range(7)]
+    theory = np.array([sum(shares[h] for h in range(7) if t >> h & 1) for t in range(1, steps + 1)])
+
+    def within(scale: float) -> np.ndarray:
+        prefixes = gaussian_increments(3, trees, steps, efficient, scale).numpy()
+        low, high = stats.chi2.ppf([5e-6, 1 - 5e-6], trees)  # 64 steps: one false alarm in 1500 seeds
+        squares = (prefixes**2).sum(0 if prefixes.shape[0] == trees else 1)
+        return (squares / theory > low) & (squares / theory < high)
+
+    assert within(1.0).all()
+    assert not within(2 / 3).any()
+    assert not within(3 / 2).any()
+
+
+@pytest.mark.parametrize("efficient", [False, True])
+def test_prefix_noise_is_gaussian(efficient: bool) -> None:
+    prefix = gaussian_increments(4, 20_000, 7, efficient)[-1].numpy()
+    std = math.sqrt(2.238095238 if efficient else 3)
+    assert stats.kstest(prefix / std, "norm").pvalue > 1e-4
+    for wrong in (2 / 3, 3 / 2):
+        assert stats.kstest(wrong * prefix / std, "norm").pvalue < 1e-9
+
+
+@pytest.mark.parametrize("efficient", [False, True])
+@pytest.mark.parametrize("leaves", [None, 60])
+def test_no_node_is_ever_drawn_with_two_stds_and_draws_are_few(efficient: bool, leaves: int | None) -> None:
+    steps = 1000
+    draw = Recorder(hashed)
+    increments(
+        draw,
+        steps,
+        efficient=efficient,
+        leaves=leaves,
+        completion=True,
+        thresholds=lambda step: 0.1 + math.sin(step) ** 2,
+    )
+    assert all(len(stds) == 1 for stds in draw.drawn.values())
+    assert draw.draws <= 2.2 * steps
+
+
+@pytest.mark.parametrize("efficient", [False, True])
+def test_a_node_has_the_largest_threshold_of_its_leaves(efficient: bool) -> None:
+    def threshold(step: int) -> float:
+        return 1.0 + (step * 37 % 11)
+
+    steps, draw = 64, Recorder(hashed)
+    increments(draw, steps, efficient=efficient, thresholds=threshold)
+    for (_, height, end), stds in draw.drawn.items():
+        assert stds == {max(threshold(s) for s in range(end - (1 << height), end))}
+
+
+def test_sensitivity_with_moving_thresholds_is_within_what_is_charged() -> None:
+    """Numerically: scale each node by its noise, and let the worst unit of every batch contribute its all."""
+    generator = np.random.default_rng(1)
+    for _ in range(20):
+        per_epoch, epochs = int(generator.integers(1, 7)), int(generator.integers(1, 6))
+        steps = per_epoch * epochs
+        thresholds = np.exp(generator.normal(size=steps))
+        draw = Recorder(hashed)
+        increments(draw, steps, efficient=True, thresholds=lambda s, c=thresholds: float(c[s]))
+        worst = 0.0
+        for j in range(per_epoch):
+            moved = np.zeros(steps)
+            moved[j::per_epoch] = thresholds[j::per_epoch]  # norms of its contributions, all in one direction
+            squares = 0.0
+            for (_, height, end), stds in draw.drawn.items():
+                squares += (moved[end - (1 << height) : end].sum() / max(stds)) ** 2
+            worst = max(worst, squares)
+        releases = Tree(restart_every=None).over(FixedOrder(1), per_epoch, steps)
+        _, event = releases.charge(0, 1.0, ())
+        assert isinstance(event, GaussianDpEvent)
+        assert worst <= event.noise_multiplier**-2 * (1 + 1e-12)
+        # With the last leaf's threshold alone, as a naive tree would have it, it is not.
+        naive = sum(
+            (thresholds[end - (1 << h) : end].sum() / thresholds[end - 1]) ** 2
+            for (_, h, end) in draw.drawn
+            if per_epoch == 1
+        )
+        assert per_epoch > 1 or epochs < 3 or naive > event.noise_multiplier**-2
+
+
+def test_memory_is_logarithmic() -> None:
+    steps = 1000
+    releases = TreeReleases(Tree(True, None), steps, steps, steps)
+    draw, state = GaussianNoise(Streams.from_seed(1)), releases.start()
+    most = 0
+    for step in range(steps):
+        releases.add_(torch.zeros(3), draw, 1.0, 1.0, step, state)
+        most = max(most, len(state["values"]) + len(releases._spare))
+    assert most <= math.log2(steps) + 2
+    vanilla = TreeReleases(Tree(False, None), steps, steps, steps)
+    state = vanilla.start()
+    for step in range(steps):
+        vanilla.add_(torch.zeros(3), draw, 1.0, 1.0, step, state)
+        assert not state["values"]
+
+
+# The price --------------------------------------------------------------------------------------------------
+
+
+def test_trees_are_charged_whole_when_opened_and_the_last_for_what_it_holds() -> None:
+    releases = Tree(restart_every=2, completion=True).over(FixedOrder(10), 65, 6 * 5 + 3)
+    charges = [releases.charge(step, 3.0, ()) for step in range(33)]
+    assert [key for key, _ in charges] == [f"tree:{step // 12}" for step in range(33)]
+    # 12 steps, 6 to an epoch, filled up to 16: two visits in one root.
+    squares = {key: 9 / event.noise_multiplier**2 for key, event in charges}
+    assert squares["tree:0"] == squares["tree:1"] == pytest.approx(max(sens2(j, 12, 6, 16) for j in range(6)))
+    assert squares["tree:2"] == pytest.approx(max(sens2(j, 9, 6, 9) for j in range(6)))
+    with pytest.raises(ValueError, match="planned, and paid, for 33 steps"):
+        releases.charge(33, 3.0, ())
+
+
+def sens2(j: int, steps: int, per_epoch: int, size: int) -> int:
+    places = range(j, steps, per_epoch)
+    return sum(
+        sum(first <= p < first + (1 << h) for p in places) ** 2
+        for h in range(size.bit_length())
+        for first in range(0, size - (1 << h) + 1, 1 << h)
+    )
+
+
+def test_the_cost_of_steps_is_that_of_the_trees_they_open() -> None:
+    releases = Tree(restart_every=1).over(Shuffled(10), 60, 15)
+    first, last = (releases.charge(step, 2.0, ())[1] for step in (0, 12))
+    assert first != last
+    assert releases.cost(0, 2.0, ()) == type(releases.cost(0, 2.0, ()))()
+    assert releases.cost(1, 2.0, ()) == releases.cost(6, 2.0, ()) == first
+    assert releases.cost(12, 2.0, ()).count == 2  # type: ignore[attr-defined]
+    assert releases.cost(15, 2.0, ()).events[-1] == last  # type: ignore[attr-defined]
+    assert isinstance(releases.cost(15, 0.0, ()), type(releases.cost(15, 0.0, ())))
+    assert isinstance(releases.charge(0, 0.0, ())[1], NonPrivateDpEvent)
+
+
+def test_probes_are_releases_of_their_own() -> None:
+    z, probe = 4.0, 25.0
+    releases = Tree(restart_every=3).over(FixedOrder(10), 60, 18)
+    alone = releases.charge(0, z, ())[1].noise_multiplier  # type: ignore[attr-defined]
+    both = releases.charge(0, z, (probe,))[1].noise_multiplier  # type: ignore[attr-defined]
+    assert both**-2 == pytest.approx(alone**-2 + 3 * probe**-2)  # three visits
+    assert releases.split(z, (probe,)) == z
+
+
+@pytest.mark.parametrize(
+    ("sampling", "every", "steps", "message"),
+    [
+        (Poisson(0.1), 1, 10, "dealt in an order"),
+        (Shuffled(10, assume_poisson=True), 1, 10, "dealt in an order"),
+        (Shuffled(10), 2, 10, "shuffle when a tree begins"),
+        (Shuffled(10, every=3), 2, 100, "shuffle when a tree begins"),
+        (Shuffled(10), None, 100, "shuffle when a tree begins"),
+        (FixedOrder(10), None, None, "how many steps"),
+    ],
+)
+def test_what_has_no_price_is_refused(sampling, every, steps, message) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(ValueError, match=message):
+        Tree(restart_every=every).over(sampling, 100, steps)
+
+
+def test_orders_that_outlast_a_tree_are_fine() -> None:
+    for sampling in (FixedOrder(10), Shuffled(10, every=None), Shuffled(10, every=4)):
+        Tree(restart_every=2).over(sampling, 100, 1000)
+
+
+@pytest.mark.parametrize("every", [0, -1, 1.5])
+def test_restarts_come_after_whole_epochs(every: float) -> None:
+    with pytest.raises(ValueError, match="whole number of epochs"):
+        Tree(restart_every=every)  # type: ignore[arg-type]
+
+
+def test_a_tree_with_a_lost_step_is_not_continued() -> None:
+    releases = TreeReleases(Tree(), 8, 8, 8)
+    state, draw = releases.start(), GaussianNoise(Streams.from_seed(1))
+    releases.add_(torch.zeros(3), draw, 1.0, 1.0, 0, state)
+    with pytest.raises(RuntimeError, match="a step of this tree failed"):
+        releases.add_(torch.zeros(3), draw, 1.0, 1.0, 2, state)
