@@ -77,6 +77,92 @@ def test_epochs(steps, rate, epochs):
     assert epochs >= math.ceil(steps * rate - 1e-9)
 
 
+@pytest.mark.parametrize(
+    ("rows", "batch", "epochs", "z", "printed", "delta"),
+    [
+        (60_000, 250, 20, 5.48, 3.75, 1e-5),
+        (60_000, 1000, 80, 27.68, 1.34, 1e-5),
+        (50_000, 500, 100, 7.15, 6.99, 1e-5),
+        (50_000, 2000, 400, 5.4, 23.42, 1e-5),
+        (697_932, 500, 50, 3.86, 10.53, 1e-6),
+        (697_932, 2000, 200, 14.5, 5.08, 1e-6),
+    ],
+)
+def test_unamplified_sgd_is_one_release_per_epoch(rows, batch, epochs, z, printed, delta):
+    """Table 6 of Kairouz et al. (2021)."""
+    steps = epochs * (rows // batch)
+    plan = ("--noise-multiplier", z, "--steps", steps, "--sampling-rate", batch / rows, "--delta", delta)
+    answer = ask("epsilon", *plan, "--sampling", "disjoint", "--accountant", "rdp")
+    assert answer["epsilon"] == pytest.approx(printed, abs=5.1e-3)
+    assert answer["zcdp_rho"] == pytest.approx(epochs / (2 * z**2))
+
+
+TREE = ("--mechanism", "tree", "--steps-per-epoch", 100, "--epochs", 100, "--delta", 1e-5)
+README = (*TREE, "--restart-every", 20, "--completion", "--accountant", "rdp")
+
+
+def test_trees():
+    answer = ask("epsilon", *README, "--noise-multiplier", 46.3)
+    assert answer["epsilon"] == pytest.approx(6.92224, abs=3e-5)
+    assert (answer["mechanism"], answer["order"], answer["trees"]) == ("tree", "fixed", 5)
+    assert answer["squared_sensitivity"] == 4 * 926 + 425
+    assert answer["zcdp_rho"] == pytest.approx(4129 / (2 * 46.3**2))
+    assert (answer["sampling"], answer["sampling_rate"], answer["amplification"]) == (None, None, False)
+    assert "note" not in answer
+    asked = answer["inputs"]
+    assert (asked["steps_per_epoch"], asked["epochs"], asked["restart_every"]) == (100, 100, 20)
+    assert (asked["completion"], asked["order"], asked["noise_multiplier"]) == (True, "fixed", 46.3)
+
+    again = ask("noise", *README, "--epsilon", answer["epsilon"])
+    assert again["noise_multiplier"] == pytest.approx(46.3, rel=2e-4)
+    assert again["epsilon"] <= answer["epsilon"] == again["inputs"]["epsilon"]
+    assert ask("epsilon", *TREE, "--noise-multiplier", 0)["epsilon"] == "inf"
+
+
+def test_trees_add_up():
+    one = ask("epsilon", *TREE, "--noise-multiplier", 50)
+    assert (one["trees"], one["squared_sensitivity"]) == (1, 14349)
+    each = ask("epsilon", *TREE, "--noise-multiplier", 50, "--restart-every", 1)
+    assert (each["trees"], each["squared_sensitivity"]) == (100, 700)
+    uneven = ask("epsilon", *TREE, "--noise-multiplier", 50, "--restart-every", 60)
+    assert uneven["trees"] == 2
+    assert each["epsilon"] < uneven["epsilon"] < one["epsilon"]
+
+
+def test_trees_in_unknown_order():
+    gboard = ("--mechanism", "tree", "--steps-per-epoch", 2000, "--epochs", 1, "--order", "unknown")
+    limits = ("--min-separation", 313, "--max-participation", 6)
+    answer = ask(
+        "epsilon", *gboard, *limits, "--delta", 1e-10, "--noise-multiplier", 7, "--accountant", "rdp"
+    )
+    assert answer["epsilon"] == pytest.approx(8.90, abs=5e-3)
+    assert (answer["order"], answer["squared_sensitivity"]) == ("unknown", 79)
+    assert answer["inputs"]["max_participation"] == 6
+    result = run("epsilon", *TREE, *gboard[-2:], *limits, "--restart-every", 50, "--noise-multiplier", 7)
+    assert "at least 313 steps between two participations" in result.stdout
+    assert "each tree priced as if all were in it" in result.stdout
+
+
+def test_as_printed_is_marked_on_every_line():
+    flags = ("--mechanism", "tree", "--steps-per-epoch", 240, "--epochs", 20, "--as-printed", "--delta", 1e-5)
+    answer = ask("epsilon", *flags, "--noise-multiplier", 4, "--accountant", "rdp")
+    assert answer["epsilon"] == pytest.approx(26.2059209503)
+    assert answer["note"] == "as printed, not a guarantee"
+    for command in (("epsilon", "--noise-multiplier", 4), ("noise", "--epsilon", 26)):
+        lines = run(*command, *flags).stdout.splitlines()
+        assert len(lines) >= 5
+        assert all(line.endswith("(as printed, not a guarantee)") for line in lines)
+
+
+def test_people_are_told_about_trees():
+    text = run("epsilon", *README, "--noise-multiplier", 46.3).stdout
+    assert "epsilon 6.9223 at delta 1e-05" in text
+    assert "100 epochs of 100 steps, 5 trees, a new one every 20 epochs, all but the last completed" in text
+    assert "squared sensitivity 4129" in text
+    assert "the same order every epoch until a restart" in text
+    assert "guarantee" not in text
+
+
 def test_people_get_a_few_lines_with_epsilon_rounded_up():
     result = run("epsilon", "--noise-multiplier", 1.5, "--steps", 2250, "--accountant", "rdp", *POISSON)
     assert result.exit_code == 0
@@ -100,6 +186,32 @@ def test_people_get_a_few_lines_with_epsilon_rounded_up():
             "--sampling-rate",
         ),
         (("steps", "--epsilon", 0.1, "--noise-multiplier", 1, "--delta", 1e-5), "not even one step"),
+        (("epsilon", *TREE, "--noise-multiplier", 1, "--steps", 5), "--steps is not for --mechanism tree"),
+        (("epsilon", *TREE, "--noise-multiplier", 1, "--sampling-rate", 1), "--sampling-rate is not for"),
+        (("noise", *TREE, "--epsilon", 1, "--sampling", "disjoint"), "--sampling is not for"),
+        (
+            ("epsilon", "--noise-multiplier", 1, "--steps", 5, "--epochs", 5),
+            "--epochs needs --mechanism tree",
+        ),
+        (
+            ("noise", "--epsilon", 1, "--steps", 5, "--delta", 1e-5, "--min-separation", 0),
+            "--min-separation needs --mechanism",
+        ),
+        (
+            ("noise", "--epsilon", 1, "--steps", 5, "--delta", 1e-5, "--as-printed"),
+            "--as-printed needs --mechanism tree",
+        ),
+        (("epsilon", *TREE[:4], "--noise-multiplier", 1), "--epochs is missing"),
+        (("epsilon", *TREE, "--noise-multiplier", 1, "--epochs", 0), "--epochs must be at least 1"),
+        (("epsilon", *TREE, "--noise-multiplier", 1, "--restart-every", 0), "--restart-every must be"),
+        (("epsilon", *TREE, "--noise-multiplier", 1, "--completion"), "--completion needs --restart-every"),
+        (("epsilon", *TREE, "--noise-multiplier", 1, "--order", "unknown"), "--min-separation is missing"),
+        (("epsilon", *TREE, "--noise-multiplier", 1, "--max-participation", 3), "is for --order unknown"),
+        (("epsilon", *README, "--noise-multiplier", 1, "--as-printed"), "--as-printed has no completion"),
+        (
+            ("steps", *TREE[:2], "--epsilon", 1, "--delta", 1e-5),
+            "budget steps cannot count the steps of trees",
+        ),
     ],
 )
 def test_bad_input_is_a_one_line_value_error(args, message):

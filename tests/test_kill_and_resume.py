@@ -19,6 +19,7 @@ COMMAND = [
 ]  # fmt: skip
 METHODS = {
     "dp-adam": ["--epochs", "150", "--set", "target_quantile=0.5", "--set", "average=0.5"],
+    "dp-ftrl": ["--epochs", "150", "--set", "restart_every=20", "--set", "target_quantile=0.8"],
     "adadp": ["--epochs", "60", "--set", "online=true", "--set", "freeze_after=30"],
 }
 

@@ -20,7 +20,7 @@ import sordino.training as training
 from conftest import cross_entropy
 from sordino import Method, Quantile, Released, Run, train
 from sordino.clipping import Fixed, Normalised, Online
-from sordino.methods import method
+from sordino.methods import dp_ftrl, method
 from sordino.noise import GaussianNoise
 from sordino.privacy.events import event_from_json, leaves
 from sordino.rates import DistanceOverGradients, Hypergradient, Tolerance
@@ -389,3 +389,97 @@ def test_dog(nu: float, seed: int) -> None:
     agree(seen, expected, rel=1e-3)  # where rates grow, so do errors of rounding
     assert set(seen.of("threshold")) == {None}
     assert farthest > 0.1 * (1 + length(problem.start))
+
+
+# DP-FTRL ----------------------------------------------------------------------------------------------------
+
+
+def tree_noise_of_prefixes(
+    number: int, stds: list[float], efficient: bool, completed: bool, size: int
+) -> list[Vector]:
+    """The noise of a tree's running sums from all of its nodes; ``stds`` are z times the thresholds of its leaves."""
+    steps = len(stds)
+    estimates: dict[tuple[int, int], Vector] = {}
+    values: dict[tuple[int, int], Vector] = {}
+    for height in range((steps - 1).bit_length() + 1):
+        for first in range(0, steps, 1 << height):
+            end = first + (1 << height)
+            if end > steps and not completed:
+                continue
+            std = max(stds[first:end])
+            value = std * given(f"noise:tree:{height}", (number << 40) + min(end, steps), size)
+            below = (
+                [estimates.get((height - 1, first + k * (1 << height - 1)), 0.0) for k in (0, 1)]
+                if height
+                else []
+            )
+            values[height, first] = value
+            estimates[height, first] = value + sum(below) / 2
+    prefixes = []
+    for t in range(1, steps + 1):
+        bits = [h for h in range(t.bit_length()) if t >> h & 1]
+        if completed and t == steps:
+            bits, t = [(steps - 1).bit_length()], 1 << (steps - 1).bit_length()
+        total = np.zeros(size)
+        for h in bits:
+            first = (t >> h << h) - (1 << h)
+            total = total + (estimates[h, first] / (2 - 2.0**-h) if efficient else values[h, first])
+        prefixes.append(total)
+    return prefixes
+
+
+@pytest.mark.parametrize("efficient", [True, False])
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize(("restart_every", "completion"), [(1, False), (2, True), (2, False), (None, True)])
+@pytest.mark.usefixtures("given_noise")
+def test_dp_ftrl(efficient: bool, momentum: float, restart_every: int | None, completion: bool) -> None:
+    """theta_0 - s / lambda on the noisy running sum; a restart freezes the noise. Nine batches, of one row each."""
+    problem, rate, z, epochs, threshold = Problem(5), 0.05, 0.7, 4, 0.8
+    used = dp_ftrl(rate, threshold, momentum, efficient, restart_every=restart_every, completion=completion)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(training, "_LOGGED_STEPS", 36)
+        seen = train_fixed_order(problem, used, epochs, z)
+    steps, size = 9 * epochs, len(problem.start)
+    leaves = steps if restart_every is None else 9 * restart_every
+    noise, frozen = list[Vector](), np.zeros(size)
+    for number, first in enumerate(range(0, steps, leaves)):
+        full = completion and first + leaves < steps
+        prefixes = tree_noise_of_prefixes(number, [z * threshold] * leaves, efficient, full, size)
+        noise += [frozen + p for p in prefixes]
+        frozen = noise[-1]
+    theta, total, velocity = problem.start.copy(), np.zeros(size), np.zeros(size)
+    for step in range(steps):
+        total = total + clipped_sum([problem.gradients(theta)[step % 9]], threshold)
+        velocity = momentum * velocity + total + noise[step]
+        theta = problem.start - rate * velocity
+    np.testing.assert_allclose(seen.theta, theta, rtol=1e-4, atol=1e-4)
+
+
+def train_fixed_order(problem: Problem, used: Method, epochs: float, z: float) -> Seen:
+    run = train(
+        problem.model, cross_entropy, problem.data, method=used, epochs=epochs, batch_size=1, noise_multiplier=z,
+        delta=1e-3, accountant="rdp", seed=1, sampling="fixed-order",
+    )  # fmt: skip
+    theta = np.concatenate([p.detach().numpy().flatten() for p in run.model.parameters()])
+    return Seen(run, None, [], theta)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("efficient", [True, False])
+@pytest.mark.usefixtures("given_noise")
+def test_dp_ftrl_with_a_threshold_that_moves(efficient: bool) -> None:
+    """A node is noised by the largest threshold of its leaves, and the count of a step by noise of its own."""
+    problem, rate, z, steps = Problem(6), 0.05, 0.7, 18
+    used = dp_ftrl(rate, 0.8, 0.0, efficient, restart_every=None, target_quantile=0.4)
+    seen = train_fixed_order(problem, used, 2, z)
+    size, threshold = len(problem.start), 0.8
+    theta, total, stds = problem.start.copy(), np.zeros(size), list[float]()
+    for step in range(steps):
+        gradient = problem.gradients(theta)[step % 9]
+        total = total + clipped_sum([gradient], threshold)
+        stds.append(z * threshold)
+        theta = problem.start - rate * (total + tree_noise_of_prefixes(0, stds, efficient, False, size)[-1])
+        within = float(length(gradient) <= threshold) - 0.5
+        within += max(1 / 20, z) * float(given("noise:fraction_within", step, 1)[0])
+        threshold *= math.exp(-0.2 * (min(1.0, max(0.0, within + 0.5)) - 0.4))
+    np.testing.assert_allclose(seen.theta, theta, rtol=1e-4, atol=1e-4)
+    assert seen.of("threshold")[-1] == pytest.approx(stds[-1] / z, rel=1e-5)

@@ -14,7 +14,8 @@ from torch import nn
 from conftest import cross_entropy
 from sordino import Budget, train
 from sordino.clipping import ClippingPolicy, Fixed, Normalised, Online, PerLayer, Quantile, Unclipped
-from sordino.methods import METHODS, Method, adadp, auto, dp_dog, method, method_named, oso
+from sordino.methods import METHODS, Method, adadp, auto, dp_dog, dp_ftrl, method, method_named, oso
+from sordino.noise import Gaussian, Mechanism, Tree
 from sordino.rates import (
     Constant,
     DistanceOverGradients,
@@ -24,7 +25,7 @@ from sordino.rates import (
     Tolerance,
     Travel,
 )
-from sordino.steps import Adam, AdamWithoutSecondMoments, Extrapolation, Sgd, StepRule
+from sordino.steps import Adam, AdamWithoutSecondMoments, Extrapolation, Ftrl, Sgd, StepRule
 
 PRIVATE = [name for name in METHODS if method_named(name).private]
 
@@ -105,7 +106,16 @@ def test_unknown_names_and_settings_say_what_there_is() -> None:
 # Compositions ---------------------------------------------------------------------------------------------
 
 CLIPS = [Fixed(0.5), PerLayer(0.5), Quantile(0.5, 0.2), Online(0.2), Normalised(), Unclipped()]
-STEPS = [Sgd(), Sgd(0.9), Adam(), AdamWithoutSecondMoments(), Extrapolation(), Extrapolation("full", 0.5)]
+STEPS = [
+    Sgd(),
+    Sgd(0.9),
+    Adam(),
+    AdamWithoutSecondMoments(),
+    Extrapolation(),
+    Extrapolation("full", 0.5),
+    Ftrl(0.9),
+]
+NOISES = [Gaussian(), Tree(), Tree(efficient=False, restart_every=1, completion=False)]
 RATES = [Constant(0.1), Scheduled(0.1), Tolerance(), Hypergradient(), DistanceOverGradients(), Travel()]
 NEED_A_THRESHOLD, MOVE_A_THRESHOLD = (Fixed, PerLayer), (Quantile, Online)
 NEED_A_RATE, MOVE_A_RATE = (
@@ -205,7 +215,14 @@ def test_what_fits_together_trains(
         ({"step": "sgd"}, "step must be a StepRule, not 'sgd'"),
         ({"rate": 0.1}, "rate must be a RateController, not 0.1"),
         ({"noise": 1.0}, "noise must be Gaussian"),
-        ({"average": 1.0}, "average is a share"),
+        ({"average": 1.5}, "average is a share"),
+        ({"noise": Tree(), "rate": Hypergradient()}, "cancels that of the step before"),
+        (
+            {"noise": Tree(), "step": Extrapolation(), "rate": Tolerance(discard=True)},
+            "cannot leave the sums that Tree noises",
+        ),
+        ({"noise": Tree(), "step": Ftrl(), "rate": Travel()}, "Ftrl steps along something else"),
+        ({"noise": Tree(), "step": Ftrl(), "rate": Tolerance()}, "Ftrl gives none"),
     ],
 )
 def test_what_does_not_fit_says_why(parts: dict[str, Any], reason: str) -> None:
@@ -220,7 +237,33 @@ def test_without_clipping_there_is_no_privacy_to_buy(toy: Any) -> None:
         trained(free, toy, noise_multiplier=1.0, delta=1e-3)
 
 
+@pytest.mark.parametrize("noise", NOISES[1:], ids=str)
+@pytest.mark.parametrize("clip", CLIPS[:-1], ids=str)
+@pytest.mark.parametrize("step", STEPS, ids=str)
+def test_tree_noise_goes_with_every_rule_and_threshold(
+    noise: Mechanism, clip: ClippingPolicy, step: StepRule, toy: Any
+) -> None:
+    if not fits(clip, step, Constant(0.1)):
+        return
+    run = trained(method(clip=clip, step=step, rate=Constant(0.1), noise=noise), toy)
+    assert run.summary["sampling"] == "shuffled"
+    assert 0 < run.epsilon < float("inf")
+    assert all(torch.isfinite(p).all() for p in run.model.parameters())
+
+
+def test_a_tree_of_poisson_batches_is_refused(toy: Any) -> None:
+    with pytest.raises(ValueError, match="fixed-order or shuffled"):
+        trained(dp_ftrl(), toy, sampling="poisson")
+
+
 def test_named_methods_are_compositions() -> None:
+    found = dp_ftrl(0.2, 0.3, momentum=0.5, efficient=False, restart_every=4, completion=False, radius=2.0)
+    assert (found.clip, found.step, found.rate) == (Fixed(0.3), Ftrl(0.5, 2.0), Constant(0.2))
+    assert found.noise == Tree(False, 4, False)
+    assert dp_ftrl(target_quantile=0.7).clip == Quantile(0.7, 1.0)
+    assert dp_ftrl(online=True).clip == Online(1.0)
+    with pytest.raises(ValueError, match="choose one"):
+        dp_ftrl(online=True, target_quantile=0.7)
     found = oso(
         0.2, 0.3, momentum=0.5, threshold_speed=0.01, rate_speed=0.02, gradient_noise=1.1, update="cosine"
     )

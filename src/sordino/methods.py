@@ -262,8 +262,8 @@ def dp_ftrl(
     threshold: float = 1.0,
     momentum: float = 0.9,
     efficient: bool = True,
-    restart_every: int | None = 1,
-    completion: bool = False,
+    restart_every: int | str | None = "auto",
+    completion: bool = True,
     fresh_start: bool = False,
     radius: float | None = None,
     target_quantile: float | None = None,
@@ -273,8 +273,9 @@ def dp_ftrl(
     """DP-FTRL (Kairouz et al., 2021): no batch needs to be random, batches come in an order that may be known.
 
     ``learning_rate`` is the paper's 1 / lambda; with ``momentum`` (DP-FTRLM) a step's effect is 1 / (1 - momentum)
-    times as large. ``efficient`` is Honaker's estimator; every ``restart_every`` epochs (None for never) a new tree
-    begins, whose batches are dealt anew. ``average=1`` is the paper's online-to-batch conversion.
+    times as large. ``efficient`` is Honaker's estimator; every ``restart_every`` epochs a new tree begins, whose
+    batches are dealt anew ("auto": as often as makes the noise least, None: never). ``average=1`` is the paper's
+    online-to-batch conversion.
     """
     if online and target_quantile is not None:
         raise ValueError("online and target_quantile are two rules for one threshold: choose one")

@@ -24,7 +24,7 @@ from sordino.defaults import default_batch_size, default_epochs
 from sordino.gate import Gate, Released
 from sordino.gradients import Loss, call_model, evaluating, refuse
 from sordino.methods import Method, method_named
-from sordino.noise import Mechanism, Streams
+from sordino.noise import Streams
 from sordino.privacy import (
     Budget,
     EpsilonCurve,
@@ -113,11 +113,16 @@ def train(
     batch_size = default_batch_size(units) if batch_size is None else batch_size
     epochs = default_epochs(units) if epochs is None else epochs
     sampling = sampling or method.noise.sampling
-    how = _sampling(sampling, batch_size, units, method.noise)
+    how = _sampling(sampling, batch_size, units)
     if not epochs > 0 or not math.isfinite(epochs):
         raise ValueError(f"epochs must be positive, not {epochs:g}")
     per_epoch = how.steps_per_epoch(units)
     steps, batches = method.step.steps(max(1, round(epochs * per_epoch)), per_epoch)
+    noise = method.noise.planned(batches, per_epoch)
+    method = replace(method, noise=noise)
+    if isinstance(how, Shuffled) and not noise.independent:
+        restart = noise.restart_steps(per_epoch)
+        how = replace(how, every=None if restart is None else restart // per_epoch)
     multiplier, delta = _noise(method, how, units, batches, budget, noise_multiplier, delta, accountant)
     method.step.check(multiplier)
     if delta is not None and delta >= 1 / units:
@@ -191,7 +196,7 @@ def train(
         gate.expected_batch,
         multiplier,
         size,
-        _restart_steps(method, per_epoch),
+        noise.restart_steps(per_epoch),
     )
     step_state, rate_state = method.step.start(theta, numbers), method.rate.start(numbers, theta)
     average = theta.clone() if method.average is not None else None
@@ -372,7 +377,7 @@ def _are_scores(output: Any, targets: Any) -> bool:
     )
 
 
-def _sampling(name: str, batch_size: int, units: int, noise: Mechanism) -> Sampling:
+def _sampling(name: str, batch_size: int, units: int) -> Sampling:
     if batch_size < 1:
         raise ValueError(f"the batch size must be at least 1, not {batch_size}")
     if batch_size > units:
@@ -381,19 +386,13 @@ def _sampling(name: str, batch_size: int, units: int, noise: Mechanism) -> Sampl
         )
     kinds: dict[str, Callable[[], Sampling]] = {
         "poisson": lambda: Poisson(batch_size / units),
-        "shuffled": lambda: Shuffled(batch_size, every=1 if noise.independent else noise.restart_every),
+        "shuffled": lambda: Shuffled(batch_size),
         "fixed-order": lambda: FixedOrder(batch_size),
         "shuffled-as-poisson": lambda: Shuffled(batch_size, assume_poisson=True),
     }
     if name not in kinds:
         raise ValueError(f"there is no sampling {name!r}: choose one of {', '.join(kinds)}")
     return kinds[name]()
-
-
-def _restart_steps(method: Method, per_epoch: int) -> int | None:
-    """How many steps of the rule lie between two restarts of the noise."""
-    every = method.noise.restart_every
-    return None if every is None else every * per_epoch
 
 
 def _noise(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -24,19 +26,28 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 
-UNIT_NOTE = (
+_UNIT = (
     "per unit of privacy: the example or user whose contribution is clipped; "
-    "zeroing it out is the neighbouring relation, so n, rate and steps are public"
+    "zeroing it out is the neighbouring relation, so"
 )
+UNIT_NOTE = f"{_UNIT} n, rate and steps are public"
+TREE_UNIT_NOTE = f"{_UNIT} n, steps and restarts are public"
+AS_PRINTED = "as printed, not a guarantee"
 
 
 class Mechanism(StrEnum):
     gaussian = "gaussian"
+    tree = "tree"
 
 
 class Sampling(StrEnum):
     poisson = "poisson"
     disjoint = "disjoint"
+
+
+class Order(StrEnum):
+    fixed = "fixed"
+    unknown = "unknown"
 
 
 class Accountant(StrEnum):
@@ -51,26 +62,83 @@ class Conversion(StrEnum):
     basic = "basic"
 
 
-MechanismOption = Annotated[Mechanism, typer.Option(help="The noise added to each clipped sum.")]
+def _tree_option(text: str, *flags: str, **more: Any) -> Any:
+    return typer.Option(*flags, help=f"Tree: {text}", **more)
+
+
+MechanismOption = Annotated[
+    Mechanism,
+    typer.Option(help="gaussian: fresh noise in each step. tree: the tree aggregation of DP-FTRL."),
+]
 NoiseOption = Annotated[
     float | None, typer.Option(help="Std of the noise over the sensitivity; 0 means none, and epsilon inf.")
 ]
 RateOption = Annotated[
-    float, typer.Option(help="Expected batch size over n, in (0, 1]; 1 means every step sees all data.")
+    float | None,
+    typer.Option(
+        help="Expected batch size over n, in (0, 1]; 1 means every step sees all data.", show_default="1.0"
+    ),
 ]
 StepsOption = Annotated[int | None, typer.Option(help="Noisy steps (gate calls), at least 1.")]
 DeltaOption = Annotated[float | None, typer.Option(help="Strictly between 0 and 1; below 1/n. No default.")]
 EpsilonOption = Annotated[float | None, typer.Option(help="The budget, above 0. No default.")]
 SamplingOption = Annotated[
-    Sampling,
+    Sampling | None,
     typer.Option(
         help="poisson: each unit joins each batch independently. disjoint: shuffled or fixed-order batches, "
-        "priced without amplification, one release per epoch."
+        "priced without amplification, one release per epoch.",
+        show_default="poisson",
     ),
 ]
 AccountantOption = Annotated[Accountant, typer.Option(help="auto: the tighter of rdp and pld.")]
 ConversionOption = Annotated[Conversion, typer.Option(help="From RDP to epsilon; pld takes none.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print exactly one JSON object.")]
+StepsPerEpochOption = Annotated[int | None, _tree_option("batches in an epoch.")]
+EpochsOption = Annotated[int | None, _tree_option("passes over the data.")]
+RestartOption = Annotated[
+    int | None, _tree_option("a new one every so many epochs.", show_default="one tree")
+]
+CompletionOption = Annotated[
+    bool, _tree_option("fill each but the last with virtual steps up to a power of two.", "--completion")
+]
+OrderOption = Annotated[
+    Order | None,
+    _tree_option(
+        "fixed order, the same batches in the same order every epoch (until a restart); "
+        "or unknown, but for the two limits below.",
+        show_default="fixed",
+    ),
+]
+SeparationOption = Annotated[
+    int | None,
+    _tree_option("unknown order, at least so many steps between two participations of a unit."),
+]
+ParticipationOption = Annotated[
+    int | None,
+    _tree_option(
+        "unknown order, at most so many participations of a unit in the run.", show_default="all that fit"
+    ),
+]
+AsPrintedOption = Annotated[
+    bool,
+    _tree_option(
+        "the formula of the first DP-FTRL paper, to compare with its tables (with --accountant rdp). "
+        "Not a guarantee.",
+        "--as-printed",
+    ),
+]
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What is to be priced: its events for any noise, what was asked, and how to describe it."""
+
+    event: Callable[[float], DpEvent]
+    inputs: dict[str, Any]
+    facts: dict[str, Any]  # for JSON, with what is fixed by the mechanism
+    lines: list[str]  # for people
+    unit: str = UNIT_NOTE
+    note: str = ""
 
 
 @app.command()
@@ -78,9 +146,17 @@ def epsilon(
     noise_multiplier: NoiseOption = None,
     steps: StepsOption = None,
     delta: DeltaOption = None,
-    sampling_rate: RateOption = 1.0,
-    sampling: SamplingOption = Sampling.poisson,
+    sampling_rate: RateOption = None,
+    sampling: SamplingOption = None,
     mechanism: MechanismOption = Mechanism.gaussian,
+    steps_per_epoch: StepsPerEpochOption = None,
+    epochs: EpochsOption = None,
+    restart_every: RestartOption = None,
+    completion: CompletionOption = False,
+    order: OrderOption = None,
+    min_separation: SeparationOption = None,
+    max_participation: ParticipationOption = None,
+    as_printed: AsPrintedOption = False,
     accountant: AccountantOption = Accountant.auto,
     conversion: ConversionOption = Conversion.improved,
     as_json: JsonOption = False,
@@ -89,12 +165,21 @@ def epsilon(
     from sordino.privacy import price
 
     z = _given(noise_multiplier, "--noise-multiplier")
-    count = _whole(_given(steps, "--steps"))
-    event = _plan(z, sampling_rate, count, sampling)
-    guarantee = price(event, _given(delta, "--delta"), accountant.value, conversion.value)
-    inputs = {"noise_multiplier": z, "sampling_rate": sampling_rate, "steps": count, "delta": delta}
-    answer = {"epsilon": guarantee.epsilon}
-    _print(answer, guarantee, inputs, mechanism, sampling, sampling_rate, accountant, conversion, as_json)
+    plain = _PlainFlags(steps, sampling_rate, sampling)
+    tree = _TreeFlags(
+        steps_per_epoch,
+        epochs,
+        restart_every,
+        completion,
+        order,
+        min_separation,
+        max_participation,
+        as_printed,
+    )
+    plan = _plan(mechanism, plain, tree)
+    guarantee = price(plan.event(z), _given(delta, "--delta"), accountant.value, conversion.value)
+    inputs = {"noise_multiplier": z, **plan.inputs, "delta": delta}
+    _print({"epsilon": guarantee.epsilon}, guarantee, inputs, plan, accountant, conversion, as_json)
 
 
 @app.command()
@@ -102,9 +187,17 @@ def noise(
     epsilon: EpsilonOption = None,
     delta: DeltaOption = None,
     steps: StepsOption = None,
-    sampling_rate: RateOption = 1.0,
-    sampling: SamplingOption = Sampling.poisson,
+    sampling_rate: RateOption = None,
+    sampling: SamplingOption = None,
     mechanism: MechanismOption = Mechanism.gaussian,
+    steps_per_epoch: StepsPerEpochOption = None,
+    epochs: EpochsOption = None,
+    restart_every: RestartOption = None,
+    completion: CompletionOption = False,
+    order: OrderOption = None,
+    min_separation: SeparationOption = None,
+    max_participation: ParticipationOption = None,
+    as_printed: AsPrintedOption = False,
     accountant: AccountantOption = Accountant.auto,
     conversion: ConversionOption = Conversion.improved,
     as_json: JsonOption = False,
@@ -113,21 +206,23 @@ def noise(
     from sordino.privacy import Budget, noise_for, price
 
     budget = Budget(_given(epsilon, "--epsilon"), _given(delta, "--delta"))
-    count = _whole(_given(steps, "--steps"))
-    _check_rate(sampling_rate)
-    z = noise_for(
-        budget, lambda z: _plan(z, sampling_rate, count, sampling), accountant.value, conversion.value
+    plain = _PlainFlags(steps, sampling_rate, sampling)
+    tree = _TreeFlags(
+        steps_per_epoch,
+        epochs,
+        restart_every,
+        completion,
+        order,
+        min_separation,
+        max_participation,
+        as_printed,
     )
-    event = _plan(z, sampling_rate, count, sampling)
-    guarantee = price(event, budget.delta, accountant.value, conversion.value)
-    inputs = {
-        "epsilon": budget.epsilon,
-        "delta": budget.delta,
-        "sampling_rate": sampling_rate,
-        "steps": count,
-    }
+    plan = _plan(mechanism, plain, tree)
+    z = noise_for(budget, plan.event, accountant.value, conversion.value)
+    guarantee = price(plan.event(z), budget.delta, accountant.value, conversion.value)
+    inputs = {"epsilon": budget.epsilon, "delta": budget.delta, **plan.inputs}
     answer = {"noise_multiplier": z, "epsilon": guarantee.epsilon}
-    _print(answer, guarantee, inputs, mechanism, sampling, sampling_rate, accountant, conversion, as_json)
+    _print(answer, guarantee, inputs, plan, accountant, conversion, as_json)
 
 
 @app.command()
@@ -135,44 +230,177 @@ def steps(
     epsilon: EpsilonOption = None,
     delta: DeltaOption = None,
     noise_multiplier: NoiseOption = None,
-    sampling_rate: RateOption = 1.0,
-    sampling: SamplingOption = Sampling.poisson,
+    sampling_rate: RateOption = None,
+    sampling: SamplingOption = None,
     mechanism: MechanismOption = Mechanism.gaussian,
     accountant: AccountantOption = Accountant.auto,
     conversion: ConversionOption = Conversion.improved,
     as_json: JsonOption = False,
 ) -> None:
-    """The most steps that stay within a budget, given the noise."""
+    """The most steps that stay within a budget, given the noise. Not for trees."""
     from sordino.privacy import Budget, price, steps_for
 
+    if mechanism is Mechanism.tree:
+        raise ValueError(
+            "budget steps cannot count the steps of trees: try --epochs with budget epsilon --mechanism tree"
+        )
     budget = Budget(_given(epsilon, "--epsilon"), _given(delta, "--delta"))
     z = _given(noise_multiplier, "--noise-multiplier")
-    _check_rate(sampling_rate)
+    rate = _rate(sampling_rate)
+    one = _plain_plan(_PlainFlags(1, rate, sampling))
+    count = steps_for(budget, one.event(z), accountant.value, conversion.value)
     if sampling is Sampling.disjoint:
-        epochs = steps_for(budget, _plan(z, 1.0, 1, sampling), accountant.value, conversion.value)
-        count = epochs * _batches_per_epoch(sampling_rate)
-    else:
-        step = _plan(z, sampling_rate, 1, sampling)
-        count = steps_for(budget, step, accountant.value, conversion.value)
-    event = _plan(z, sampling_rate, count, sampling)
-    guarantee = price(event, budget.delta, accountant.value, conversion.value)
+        count *= _batches_per_epoch(rate)
+    plan = _plain_plan(_PlainFlags(count, rate, sampling))
+    guarantee = price(plan.event(z), budget.delta, accountant.value, conversion.value)
     inputs = {
         "epsilon": budget.epsilon,
         "delta": budget.delta,
         "noise_multiplier": z,
-        "sampling_rate": sampling_rate,
+        "sampling_rate": rate,
     }
     answer = {"steps": count, "epsilon": guarantee.epsilon}
-    _print(answer, guarantee, inputs, mechanism, sampling, sampling_rate, accountant, conversion, as_json)
+    _print(answer, guarantee, inputs, plan, accountant, conversion, as_json)
 
 
-def _plan(noise_multiplier: float, sampling_rate: float, steps: int, sampling: Sampling) -> DpEvent:
-    from sordino.privacy import gaussian, poisson_gaussian, repeat
+@dataclass(frozen=True)
+class _PlainFlags:
+    steps: int | None
+    sampling_rate: float | None
+    sampling: Sampling | None
 
-    _check_rate(sampling_rate)
-    if sampling is Sampling.disjoint:
-        return repeat(gaussian(noise_multiplier), epochs_of(steps, sampling_rate))
-    return repeat(poisson_gaussian(noise_multiplier, sampling_rate), steps)
+
+@dataclass(frozen=True)
+class _TreeFlags:
+    steps_per_epoch: int | None
+    epochs: int | None
+    restart_every: int | None
+    completion: bool
+    order: Order | None
+    min_separation: int | None
+    max_participation: int | None
+    as_printed: bool
+
+
+def _plan(mechanism: Mechanism, plain: _PlainFlags, tree: _TreeFlags) -> _Plan:
+    """The plan of the mechanism chosen; flags of the other one are refused."""
+    if mechanism is Mechanism.tree:
+        for flag in _flags_set(plain):
+            raise ValueError(
+                f"{flag} is not for --mechanism tree: give --steps-per-epoch and --epochs, "
+                "a tree is priced by its steps and assumes no sampling"
+            )
+        return _tree_plan(tree)
+    for flag in _flags_set(tree):  # the first will do
+        raise ValueError(f"{flag} needs --mechanism tree: without it give --steps and --sampling-rate")
+    return _plain_plan(plain)
+
+
+def _flags_set(flags: _PlainFlags | _TreeFlags) -> list[str]:
+    given = [name for name, value in vars(flags).items() if value is not None and value is not False]
+    return [f"--{name.replace('_', '-')}" for name in given]
+
+
+def _plain_plan(flags: _PlainFlags) -> _Plan:
+    steps = _at_least("--steps", flags.steps, 1)
+    rate = _rate(flags.sampling_rate)
+    sampling = flags.sampling or Sampling.poisson
+
+    def event(noise_multiplier: float) -> DpEvent:
+        from sordino.privacy import gaussian, poisson_gaussian, repeat
+
+        if sampling is Sampling.disjoint:
+            return repeat(gaussian(noise_multiplier), epochs_of(steps, rate))
+        return repeat(poisson_gaussian(noise_multiplier, rate), steps)
+
+    drawn = sampling.value if rate < 1 else "none"  # none: every step sees all data
+    how = "every step sees all data" if drawn == "none" else f"{drawn} batches, rate {rate:g}"
+    if drawn == "disjoint":
+        how += " (no amplification: one release per epoch)"
+    facts = {
+        "mechanism": "gaussian",
+        "sampling": drawn,
+        "sampling_rate": rate,
+        "amplification": drawn == "poisson",
+    }
+    return _Plan(event, {"sampling_rate": rate, "steps": steps}, facts, [f"gaussian noise; {how}"])
+
+
+def _tree_plan(flags: _TreeFlags) -> _Plan:
+    from sordino.privacy.trees import trees_plan
+
+    per_epoch = _at_least("--steps-per-epoch", flags.steps_per_epoch, 1)
+    epochs = _at_least("--epochs", flags.epochs, 1)
+    if flags.restart_every is not None:
+        _at_least("--restart-every", flags.restart_every, 1)
+    elif flags.completion:
+        raise ValueError("--completion needs --restart-every: the last tree of a run is never completed")
+    trees = _trees(flags, per_epoch, epochs)
+    count = sum(how_many for _, how_many in trees)
+    total = sum(square * how_many for square, how_many in trees)
+    order = flags.order or Order.fixed
+    facts = {
+        "mechanism": "tree",
+        "sampling": None,
+        "sampling_rate": None,
+        "amplification": False,
+        "order": order.value,
+        "trees": count,
+        "squared_sensitivity": total,
+    }
+    inputs = vars(flags) | {"order": order.value}
+    note = AS_PRINTED if flags.as_printed else ""
+    if note:
+        facts["note"] = note
+    lines = [_trees_line(flags, per_epoch, epochs, count, total), _order_line(flags, count)]
+    return _Plan(lambda z: trees_plan(z, trees), inputs, facts, lines, TREE_UNIT_NOTE, note)
+
+
+def _trees(flags: _TreeFlags, per_epoch: int, epochs: int) -> list[tuple[int, int]]:
+    from sordino.privacy.trees import as_printed_trees, fixed_order_trees, worst_case_trees
+
+    run = (per_epoch * epochs, per_epoch, flags.restart_every)
+    limits = {"--min-separation": flags.min_separation, "--max-participation": flags.max_participation}
+    if flags.order is Order.unknown:
+        if flags.as_printed:
+            raise ValueError("--as-printed has no unknown order: leave out one of --as-printed and --order")
+        separation = _at_least("--min-separation", flags.min_separation, 0)
+        if flags.max_participation is not None:
+            _at_least("--max-participation", flags.max_participation, 1)
+        return worst_case_trees(
+            *run,
+            flags.completion,
+            min_separation=separation,
+            max_participation=flags.max_participation,
+        )
+    for flag, value in limits.items():
+        if value is not None:
+            raise ValueError(f"{flag} is for --order unknown: a fixed order says when each unit takes part")
+    if flags.as_printed:
+        if flags.completion:
+            raise ValueError("--as-printed has no completion: leave out one of --as-printed and --completion")
+        return as_printed_trees(*run)
+    return fixed_order_trees(*run, flags.completion)
+
+
+def _trees_line(flags: _TreeFlags, per_epoch: int, epochs: int, count: int, total: int) -> str:
+    run = f"{epochs} epochs of {per_epoch} steps" if epochs > 1 else f"{per_epoch} steps"
+    trees = "one tree"
+    if count > 1:
+        every = "every epoch" if flags.restart_every == 1 else f"every {flags.restart_every} epochs"
+        trees = f"{count} trees, a new one {every}"
+        trees += ", all but the last completed" if flags.completion else ""
+    return f"tree noise; {run}, {trees}; squared sensitivity {total}"
+
+
+def _order_line(flags: _TreeFlags, count: int) -> str:
+    if flags.order is not Order.unknown:
+        return "the same order every epoch" + (" until a restart" if count > 1 else "") + "; no amplification"
+    line = f"unknown order, at least {flags.min_separation} steps between two participations of a unit"
+    if flags.max_participation is not None:
+        line += f", at most {flags.max_participation} in the run"
+        line += " (each tree priced as if all were in it)" if count > 1 else ""
+    return f"{line}; no amplification"
 
 
 def epochs_of(steps: int, sampling_rate: float) -> int:
@@ -194,24 +422,24 @@ def _given(value: T | None, flag: str) -> T:
     return value
 
 
-def _whole(steps: int) -> int:
-    if steps < 1:
-        raise ValueError(f"--steps must be at least 1, not {steps}")
-    return steps
+def _at_least(flag: str, value: int | None, least: int) -> int:
+    if _given(value, flag) < least:
+        raise ValueError(f"{flag} must be at least {least}, not {value}")
+    return _given(value, flag)
 
 
-def _check_rate(sampling_rate: float) -> None:
-    if not 0 < sampling_rate <= 1:
-        raise ValueError(f"--sampling-rate must lie in (0, 1], not {sampling_rate}: use batch size / n")
+def _rate(sampling_rate: float | None) -> float:
+    rate = 1.0 if sampling_rate is None else sampling_rate
+    if not 0 < rate <= 1:
+        raise ValueError(f"--sampling-rate must lie in (0, 1], not {rate}: use batch size / n")
+    return rate
 
 
 def _print(
     answer: dict[str, Any],
     guarantee: Guarantee,
     inputs: dict[str, Any],
-    mechanism: Mechanism,
-    sampling: Sampling,
-    sampling_rate: float,
+    plan: _Plan,
     accountant: Accountant,
     conversion: Conversion,
     as_json: bool,
@@ -219,18 +447,14 @@ def _print(
     from sordino.privacy import show_epsilon
     from sordino.privacy.certificate import epsilon_to_json
 
-    drawn = sampling.value if sampling_rate < 1 else "none"  # none: every step sees all data
     if as_json:
         answer = answer | {"epsilon": epsilon_to_json(answer["epsilon"])}
         report = {
             **answer,
             "delta": guarantee.delta,
-            "mechanism": mechanism.value,
-            "sampling": drawn,
-            "sampling_rate": sampling_rate,
-            "amplification": drawn == "poisson",
+            **plan.facts,
             "relation": guarantee.relation,
-            "unit": UNIT_NOTE,
+            "unit": plan.unit,
             "accountant": guarantee.accountant,
             "conversion": guarantee.conversion,
             "zcdp_rho": guarantee.zcdp_rho,
@@ -243,19 +467,21 @@ def _print(
     from rich.console import Console
 
     console = Console(highlight=False, soft_wrap=True)
+
+    def show(line: str, style: str = "") -> None:
+        console.print(f"{line} ({plan.note})" if plan.note else line, style=style)
+
     if "noise_multiplier" in answer:
         # Upwards, like epsilon: with the digits shown here the plan still fits.
         shown = math.ceil(answer["noise_multiplier"] * 1e5) / 1e5
-        console.print(f"[bold]noise multiplier {shown:.5f}[/bold]")
+        show(f"[bold]noise multiplier {shown:.5f}[/bold]")
     if "steps" in answer:
-        console.print(f"[bold]{answer['steps']} steps[/bold]")
-    console.print(f"[bold]epsilon {show_epsilon(guarantee.epsilon)}[/bold] at delta {guarantee.delta:g}")
-    how = "every step sees all data" if drawn == "none" else f"{drawn} batches, rate {sampling_rate:g}"
-    if drawn == "disjoint":
-        how += " (no amplification: one release per epoch)"
-    console.print(f"{mechanism.value} noise; {how}")
+        show(f"[bold]{answer['steps']} steps[/bold]")
+    show(f"[bold]epsilon {show_epsilon(guarantee.epsilon)}[/bold] at delta {guarantee.delta:g}")
+    for line in plan.lines:
+        show(line)
     conversion_note = "" if guarantee.conversion == "none" else f", {guarantee.conversion} conversion"
-    console.print(f"accountant {guarantee.accountant}{conversion_note}; relation {guarantee.relation}")
+    show(f"accountant {guarantee.accountant}{conversion_note}; relation {guarantee.relation}")
     if guarantee.zcdp_rho is not None and guarantee.gdp_mu is not None:
-        console.print(f"also {guarantee.zcdp_rho:.6g}-zCDP and {guarantee.gdp_mu:.6g}-GDP")
-    console.print(f"[dim]{UNIT_NOTE}[/dim]")
+        show(f"also {guarantee.zcdp_rho:.6g}-zCDP and {guarantee.gdp_mu:.6g}-GDP")
+    show(plan.unit, style="dim")

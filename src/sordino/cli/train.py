@@ -41,7 +41,8 @@ def train(
     method: Annotated[
         str,
         typer.Option(
-            help="auto (tunes itself), adadp, oso, dp-ftrl, dp-dog, dp-sgd, dp-adam, adam-wosm, or without privacy sgd, adam."
+            help="auto (tunes itself), adadp, oso, dp-ftrl (no sampling needed), dp-dog, dp-sgd, dp-adam, adam-wosm, "
+            "or without privacy sgd, adam."
         ),
     ] = "auto",
     settings: Annotated[

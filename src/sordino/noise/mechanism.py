@@ -23,8 +23,15 @@ class Mechanism(ABC):
     """The settings, all public: what a method and a gate are told to use."""
 
     independent = False  # the noise of a release tells nothing about that of another
-    restart_every: int | None = None  # epochs after which correlated noise begins anew; None if it never does
     sampling = "poisson"  # how batches are formed unless somebody says otherwise
+
+    def planned(self, steps: int, per_epoch: int) -> Mechanism:
+        """This mechanism with what was left open settled for a run of so many steps."""
+        return self
+
+    def restart_steps(self, per_epoch: int) -> int | None:
+        """After how many steps correlated noise begins anew, so that batches may be dealt anew; None for never."""
+        return None
 
     @abstractmethod
     def over(self, sampling: Sampling, units: int, steps: int | None) -> Releases:

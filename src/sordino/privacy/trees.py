@@ -176,7 +176,7 @@ class _WorstCase:
             counts, following, values = self.patterns(height, real, int(allowed))
             columns, column_of = np.unique(following, return_inverse=True)
             these = np.flatnonzero(left[1] == allowed)
-            self.work += len(these) * len(counts)
+            self.work += len(these) * len(counts) + 1000  # and what every look takes
             if self.work > _MOST_WORK:
                 raise ValueError(self._too_long())
             best = np.full((left[0][these].max() + counts.max() + 1, len(columns)), -1, dtype=np.int64)

@@ -25,6 +25,10 @@ _HOMES = {
     "adadp-thresholds": ("self_tuning", "ours: ADADP from four initial thresholds on MNIST"),
     "adadp-tolerance": ("self_tuning", "ours: the tolerance of the plan and its multiples"),
     "default": ("self_tuning", "ours: the default, nothing set, against DP-Adam's best rate"),
+    "dp-ftrl-epsilons": (
+        "dp_ftrl_epsilons",
+        "DP-FTRL: every printed epsilon recomputed, and what the runs really cost (tables 3 to 7)",
+    ),
     "oso-agnews": (
         "oso_grids",
         "OSO: grids of five methods under one budget each, AG News (tables 10 and 13)",

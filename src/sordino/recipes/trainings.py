@@ -28,7 +28,7 @@ def train_named(
     epsilon: float | None = None,
     noise_multiplier: float | None = None,
     delta: float | None = 1e-5,
-    sampling: str = "poisson",
+    sampling: str | None = None,
     evaluations: int = 10,
     test_rows: int | None = None,
     accountant: str = "auto",

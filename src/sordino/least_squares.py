@@ -1,0 +1,339 @@
+"""Linear regression over a stream of rows: DP-FTRL for least squares (Kairouz et al., 2021, Algorithm 2).
+
+Like the gate, this file is a door to private data: rows are clipped, summed and noised here, and all that the
+estimator shows, the noisy sums included, is computed from what was noised.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+import os
+import warnings
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Self, SupportsIndex
+
+import numpy as np
+import torch
+from dp_accounting import DpEvent
+from numpy.typing import ArrayLike, NDArray
+from sklearn.base import BaseEstimator, RegressorMixin
+from sklearn.utils.validation import check_consistent_length, check_is_fitted, column_or_1d, validate_data
+
+from sordino.noise.gaussian import GaussianNoise
+from sordino.noise.mechanism import State
+from sordino.noise.randomness import Streams
+from sordino.noise.tree import Tree, TreeReleases
+from sordino.privacy import (
+    Budget,
+    Ledger,
+    certificate,
+    fixed_order_sensitivity,
+    noise_for,
+    price,
+    tree_release,
+)
+
+_Vector = NDArray[np.float64]
+
+
+class LeastSquares(RegressorMixin, BaseEstimator):  # type: ignore[misc]
+    """Private ridge regression whose sums of y x and of x x' are kept in noisy trees, a row a step.
+
+    Every model on the way is covered: ``partial_fit`` takes the next rows of a stream, and ``coef_`` may be read after
+    each. A tree holds ``horizon`` rows and is charged whole before its first; the row after its last opens the next,
+    which is charged as well. The guarantee is for one example, which gives at most one row to a tree. ``fit`` begins
+    anew: new noise, and what it costs is added to what was spent before.
+
+    The noise is given as ``noise_multiplier`` (sigma), or as ``epsilon`` and ``delta``, the price of *one* tree. Rows
+    are clipped to norm ``row_bound`` (L) and targets to [-1, 1]: scale them beforehand, by numbers that are public. A
+    row with anything that is not finite counts as zeros. ``fit_intercept`` adds a feature that is always L, and so
+    doubles the noise of the second sums. ``efficient`` is Honaker's estimator: less noise at the same price.
+
+    ``regularisation`` (lambda) is applied after the noise, so changing it with ``set_params`` costs nothing. The
+    default is 2 L^2 (1 + sigma sqrt(p h / 2)), h the nodes above a row: half of it is one row's worth and the size of
+    the noise in the second sums, so that no direction counts in which there is nothing but noise.
+
+    A copy or a pickle can predict but not go on: the key of the noise stays with the original. There is no resume.
+
+    >>> rows = np.random.default_rng(0).normal(size=(2000, 2)) / 3
+    >>> model = LeastSquares(horizon=2000, epsilon=4, delta=1e-5, seed=1).fit(rows, rows @ [0.5, -0.4])
+    >>> print(model.coef_.round(1), round(model.epsilon_(delta=1e-5), 3))
+    [ 0.5 -0.4] 4.0
+    """
+
+    def __init__(
+        self,
+        *,
+        horizon: int,
+        noise_multiplier: float | None = None,
+        epsilon: float | None = None,
+        delta: float | None = None,
+        row_bound: float = 1.0,
+        regularisation: float | None = None,
+        efficient: bool = True,
+        fit_intercept: bool = False,
+        seed: int | None = None,
+        ledger: Ledger | None = None,
+    ) -> None:
+        self.horizon = horizon
+        self.noise_multiplier = noise_multiplier
+        self.epsilon = epsilon
+        self.delta = delta
+        self.row_bound = row_bound
+        self.regularisation = regularisation
+        self.efficient = efficient
+        self.fit_intercept = fit_intercept
+        self.seed = seed
+        self.ledger = ledger
+
+    # The stream -----------------------------------------------------------------------------------------
+
+    def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
+        """Start with new trees and take these rows. Charged again, in addition to what was spent before."""
+        rows, targets = self._checked(X, y, first=True)
+        self._open(rows.shape[1])
+        return self._take(rows, targets)
+
+    def partial_fit(self, X: ArrayLike, y: ArrayLike) -> Self:
+        """Take the next rows of the stream."""
+        first = not self.__sklearn_is_fitted__()
+        rows, targets = self._checked(X, y, first)
+        if first:
+            self._open(rows.shape[1])
+        return self._take(rows, targets)
+
+    def _checked(self, X: ArrayLike, y: ArrayLike, first: bool) -> tuple[_Vector, _Vector]:
+        """The shapes, which are public. What the numbers are is nobody's business: see ``_clipped``."""
+        if y is None:
+            raise ValueError(
+                "LeastSquares requires y, the targets, but the target y is None: give one per row"
+            )
+        rows = validate_data(self, X, reset=first, dtype=np.float64, ensure_all_finite=False)
+        targets = column_or_1d(y, dtype=np.float64, warn=True)
+        check_consistent_length(rows, targets)
+        return rows, targets
+
+    def _open(self, features: int) -> None:
+        settings = self._settings(features)
+        self.ledger_: Ledger = self.ledger if self.ledger is not None else getattr(self, "ledger_", Ledger())
+        streams = Streams.from_entropy() if self.seed is None else Streams.from_seed(self.seed)
+        # Sums of doubles need noise of double precision: the bits below coarser noise would be the data's own.
+        draw = GaussianNoise(streams, secure=True)
+        trees = TreeReleases(Tree(self.efficient, 1, False), settings.horizon, settings.horizon, None)
+        # No seed can make two fits one charge: their rows may differ.
+        self._noise: _Noise | None = _Noise(draw, trees, trees.start(), os.urandom(8).hex())
+        self._seeded: bool = streams.seeded or getattr(self, "_seeded", False)
+        self._opened = settings
+        self._sums: _Vector = np.zeros(settings.width * (settings.width + 3) // 2)
+        self.n_rows_: int = 0
+        self._solved: tuple[tuple[int, float], _Vector] | None = None
+
+    def _take(self, rows: _Vector, targets: _Vector) -> Self:
+        noise, settings = self._noise, self._opened
+        if noise is None:
+            raise ValueError(
+                "a copy of a fitted LeastSquares cannot go on, since the key of the noise stays with the original: go "
+                "on with the original, or call fit, which is charged anew"
+            )
+        before, after = self.n_rows_, self.n_rows_ + len(rows)
+        for number in range(-(-before // settings.horizon), (after - 1) // settings.horizon + 1):
+            self.ledger_.charge(f"{noise.run}/tree:{number}", settings.event)  # first, whatever happens
+        sums = torch.from_numpy(self._sums)
+        if settings.noise_multiplier:
+            # Before the rows: should this be interrupted, then no sum of rows is without its noise.
+            for step in range(before, after):
+                noise.trees.add_(sums, noise.draw, settings.noise_multiplier, 1.0, step, noise.state)
+        self._sums += settings.sums(rows, targets)
+        self.n_rows_ = after
+        return self
+
+    def _settings(self, features: int) -> _Settings:
+        horizon, bound = _whole(self.horizon), self.row_bound
+        if not 0 < bound < math.inf:
+            raise ValueError(
+                f"row_bound must be a positive number, not {bound}: rows are clipped to this norm"
+            )
+        # A row moves a node of either tree by at most its bound, so both together by twice the square of that.
+        squares = 2 * fixed_order_sensitivity(horizon, horizon)
+        if self.noise_multiplier is not None and self.epsilon is None and self.delta is None:
+            multiplier = float(self.noise_multiplier)
+        elif self.noise_multiplier is None and self.epsilon is not None and self.delta is not None:
+            budget = Budget(self.epsilon, self.delta)
+            if budget.delta >= 1 / horizon:
+                warnings.warn(
+                    f"delta {budget.delta:g} is not below 1/horizon = {1 / horizon:.3g}: it allows publishing "
+                    "somebody whole",
+                    stacklevel=4,
+                )
+            multiplier = noise_for(budget, lambda z: tree_release(z, squares))
+        else:
+            raise ValueError("give either noise_multiplier, or epsilon and delta for the price of one tree")
+        event = tree_release(multiplier, squares)
+        constant = float(bound) if self.fit_intercept else None
+        return _Settings(horizon, multiplier, float(bound), constant, features, event)
+
+    # The model ------------------------------------------------------------------------------------------
+
+    def predict(self, X: ArrayLike) -> _Vector:
+        """``X @ coef_ + intercept_``; these rows are not clipped."""
+        check_is_fitted(self)
+        rows: _Vector = validate_data(self, X, reset=False, dtype=np.float64)
+        return rows @ self.coef_ + self.intercept_
+
+    @property
+    def coef_(self) -> _Vector:
+        return self._solution[: self._opened.features].copy()
+
+    @property
+    def intercept_(self) -> float:
+        constant = self._opened.constant
+        return 0.0 if constant is None else float(self._solution[-1] * constant)
+
+    @property
+    def regularisation_(self) -> float:
+        """The lambda in use."""
+        check_is_fitted(self)
+        settings = self._opened
+        if self.regularisation is None:
+            noise = settings.noise_multiplier * math.sqrt(settings.width * settings.nodes / 2)
+            return 2 * settings.norm**2 * (1 + noise)
+        if not 0 < self.regularisation < math.inf:
+            raise ValueError(f"regularisation must be a positive number, not {self.regularisation}")
+        return float(self.regularisation)
+
+    @property
+    def _solution(self) -> _Vector:
+        """theta for the rows so far, solved for when somebody asks."""
+        check_is_fitted(self)
+        wanted = (self.n_rows_, self.regularisation_)
+        if self._solved is None or self._solved[0] != wanted:
+            bias, covariance = self._opened.unpacked(self._sums)
+            self._solved = wanted, regularised_solution(covariance, bias, wanted[1])
+        return self._solved[1]
+
+    # What it cost ---------------------------------------------------------------------------------------
+
+    @property
+    def event(self) -> DpEvent:
+        """All that the ledger holds: of every fit, and of whoever else was given the same ledger."""
+        check_is_fitted(self)
+        return self.ledger_.event
+
+    def epsilon_(self, delta: float) -> float:
+        """What was spent so far; the tree that is open counts as a whole."""
+        return price(self.event, delta).epsilon
+
+    def certificate(self, delta: float) -> dict[str, Any]:
+        """The guarantee of ``event`` as a JSON-able document, with the assumptions behind it."""
+        event, settings = self.event, self._opened
+        return certificate(
+            guarantee=price(event, delta),
+            event=event,
+            unit="example",
+            assumptions=[
+                f"each example gives at most one row to each tree of {settings.horizon} rows; nothing is assumed "
+                "about the order",
+                f"rows were clipped to norm {settings.bound:g} and targets to [-1, 1]",
+            ],
+            seeded=self._seeded,
+            created=datetime.now(UTC).isoformat(timespec="seconds"),
+        )
+
+    # scikit-learn ---------------------------------------------------------------------------------------
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return getattr(self, "n_rows_", 0) > 0
+
+    def __sklearn_clone__(self) -> Self:
+        # Not scikit-learn's, which would copy the ledger: what clones spend has to be in the one they were given.
+        return type(self)(**self.get_params(deep=False))
+
+    def __getstate__(self) -> dict[str, Any]:
+        state: dict[str, Any] = super().__getstate__()
+        return {**state, "_noise": None} if "_noise" in state else state
+
+
+def regularised_solution(covariance: _Vector, bias: _Vector, regularisation: float) -> _Vector:
+    """argmin theta' W theta - 2 <s, theta> + (lambda/2) |theta|^2, with W's negative eigenvalues taken as 0.
+
+    Noise can make them negative, and then there is no minimum; the sum of real rows has none that are.
+
+    >>> regularised_solution(np.array([[2, 0.5], [0.5, 1]]), np.array([1, -1]), 0.4).round(8).tolist()
+    [0.71129707, -1.12970711]
+    """
+    eigenvalues, vectors = np.linalg.eigh(covariance)
+    solution: _Vector = vectors @ ((bias @ vectors) / (np.maximum(eigenvalues, 0) + regularisation / 2))
+    return solution
+
+
+@dataclass(frozen=True)
+class _Settings:
+    """What a stream of rows was opened with, all of it public."""
+
+    horizon: int
+    noise_multiplier: float  # sigma
+    bound: float  # L
+    constant: float | None  # the feature that makes the intercept
+    features: int
+    event: DpEvent  # the price of a tree
+
+    @property
+    def width(self) -> int:  # p
+        return self.features + (self.constant is not None)
+
+    @property
+    def norm(self) -> float:
+        """The largest that a row can have, its constant included."""
+        return math.hypot(self.bound, self.constant or 0.0)
+
+    @property
+    def nodes(self) -> int:  # h
+        return self.horizon.bit_length()
+
+    def sums(self, rows: _Vector, targets: _Vector) -> _Vector:
+        """The sum of y x and then the upper triangle of that of x x', of clipped rows in units of their largest norm.
+
+        In these units a row moves either part by at most 1. So the two trees of the paper, whose nodes have noise of
+        std L sigma and L^2 sigma, are two parts of one vector whose nodes have noise of std sigma.
+        """
+        finite = np.isfinite(rows).all(1) & np.isfinite(targets)
+        rows, targets = np.where(finite[:, None], rows, 0.0), np.where(finite, targets, 0.0)
+        rows = _clipped(rows, self.bound)
+        if self.constant is not None:
+            rows = np.column_stack([rows, np.where(finite, self.constant, 0.0)])
+        rows = rows / self.norm
+        return np.concatenate([np.clip(targets, -1, 1) @ rows, (rows.T @ rows)[np.triu_indices(self.width)]])
+
+    def unpacked(self, sums: _Vector) -> tuple[_Vector, _Vector]:
+        """Bias s and covariance W, in the units of the rows."""
+        covariance = np.zeros((self.width, self.width))
+        covariance[np.triu_indices(self.width)] = self.norm**2 * sums[self.width :]
+        covariance += np.triu(covariance, 1).T
+        return self.norm * sums[: self.width], covariance
+
+
+@dataclass(frozen=True)
+class _Noise:
+    """The noise of a stream of rows, which has to stay secret."""
+
+    draw: GaussianNoise
+    trees: TreeReleases
+    state: State
+    run: str  # the name of its charges
+
+
+def _clipped(rows: _Vector, bound: float) -> _Vector:
+    """Rows of norm ``bound`` at most, in the direction they had."""
+    largest = np.abs(rows).max(1, keepdims=True)  # by which they are divided first, lest squares overflow
+    directions = rows / np.where(largest > 0, largest, 1.0)
+    lengths = np.linalg.norm(directions, axis=1, keepdims=True)
+    clipped: _Vector = directions * np.minimum(largest, bound / np.maximum(lengths, 1.0))
+    return clipped
+
+
+def _whole(horizon: int) -> int:
+    if isinstance(horizon, bool) or not isinstance(horizon, SupportsIndex) or operator.index(horizon) < 1:
+        raise ValueError(f"horizon must be a whole number of rows, at least 1, not {horizon!r}")
+    return operator.index(horizon)
