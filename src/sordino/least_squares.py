@@ -107,9 +107,7 @@ class LeastSquares(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     def _checked(self, X: ArrayLike, y: ArrayLike, first: bool) -> tuple[_Vector, _Vector]:
         """The shapes, which are public. What the numbers are is nobody's business: see ``_clipped``."""
         if y is None:
-            raise ValueError(
-                "LeastSquares requires y, the targets, but the target y is None: give one per row"
-            )
+            raise ValueError("requires y to be passed, but the target y is None: give one target per row")
         rows = validate_data(self, X, reset=first, dtype=np.float64, ensure_all_finite=False)
         targets = column_or_1d(y, dtype=np.float64, warn=True)
         check_consistent_length(rows, targets)
@@ -128,7 +126,7 @@ class LeastSquares(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         self._opened = settings
         self._sums: _Vector = np.zeros(settings.width * (settings.width + 3) // 2)
         self.n_rows_: int = 0
-        self._solved: tuple[tuple[int, float], _Vector] | None = None
+        self._solved: dict[tuple[int, float], _Vector] = {}  # the last solution: by rows, and lambda
 
     def _take(self, rows: _Vector, targets: _Vector) -> Self:
         noise, settings = self._noise, self._opened
@@ -137,6 +135,8 @@ class LeastSquares(RegressorMixin, BaseEstimator):  # type: ignore[misc]
                 "a copy of a fitted LeastSquares cannot go on, since the key of the noise stays with the original: go "
                 "on with the original, or call fit, which is charged anew"
             )
+        if rows.shape[1] != settings.features:
+            raise ValueError(f"rows of this stream have {settings.features} features, not {rows.shape[1]}")
         before, after = self.n_rows_, self.n_rows_ + len(rows)
         for number in range(-(-before // settings.horizon), (after - 1) // settings.horizon + 1):
             self.ledger_.charge(f"{noise.run}/tree:{number}", settings.event)  # first, whatever happens
@@ -159,6 +159,8 @@ class LeastSquares(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         squares = 2 * fixed_order_sensitivity(horizon, horizon)
         if self.noise_multiplier is not None and self.epsilon is None and self.delta is None:
             multiplier = float(self.noise_multiplier)
+            if not 0 <= multiplier < math.inf:
+                raise ValueError(f"noise_multiplier must be 0 or positive, not {multiplier:g}")
         elif self.noise_multiplier is None and self.epsilon is not None and self.delta is not None:
             budget = Budget(self.epsilon, self.delta)
             if budget.delta >= 1 / horizon:
@@ -208,10 +210,11 @@ class LeastSquares(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         """theta for the rows so far, solved for when somebody asks."""
         check_is_fitted(self)
         wanted = (self.n_rows_, self.regularisation_)
-        if self._solved is None or self._solved[0] != wanted:
+        if wanted not in self._solved:
             bias, covariance = self._opened.unpacked(self._sums)
-            self._solved = wanted, regularised_solution(covariance, bias, wanted[1])
-        return self._solved[1]
+            self._solved.clear()
+            self._solved[wanted] = regularised_solution(covariance, bias, wanted[1])
+        return self._solved[wanted]
 
     # What it cost ---------------------------------------------------------------------------------------
 
@@ -242,6 +245,11 @@ class LeastSquares(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         )
 
     # scikit-learn ---------------------------------------------------------------------------------------
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.regressor_tags.poor_score = True  # on targets beyond [-1, 1]
+        return tags
 
     def __sklearn_is_fitted__(self) -> bool:
         return getattr(self, "n_rows_", 0) > 0

@@ -23,8 +23,8 @@ from sordino.privacy.events import compose, gaussian, repeat
 Trees = list[tuple[int, int]]  # (squared sensitivity, how many such trees)
 _Integers = NDArray[np.int64]
 
-_MOST_STEPS = 10**8  # of one tree: half a minute and 2 GB at worst
-_MOST_WORK = 300_000_000  # pairs of patterns looked at by `worst_case_sensitivity`: some 10 seconds
+_MOST_STEPS = 10**8  # of one tree: a few seconds and 1.3 GB at worst
+_MOST_WORK = 300_000_000  # pairs of patterns looked at by `worst_case_sensitivity`: half a minute at most
 
 
 # One tree -----------------------------------------------------------------------------------------------

@@ -384,7 +384,7 @@ def _draw(figure: Figure, found: Found) -> None:
         axes.set(xscale="log", yscale="log", xlabel="epsilon printed (table 6)")
         axes.grid(alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)
-    left.set(ylabel="epsilon, same noise (rdp)", title="In one tree, as these runs were")
+    left.set(ylabel="epsilon, same noise (rdp)", title="In one tree, the same order every epoch")
     right.set(title="With a new tree every epoch")
     left.legend(frameon=False, fontsize=8)
 
