@@ -25,6 +25,7 @@ ORDER = [
     "rates",
     "models",
     "gate",
+    "least_squares",
     "methods",
     "defaults",
     "runs",

@@ -159,7 +159,10 @@ def test_digits_need_no_folder(monkeypatch: pytest.MonkeyPatch) -> None:
         ("fashion_mnist", "did you mean fashion-mnist"),
         ("MNIST", "did you mean mnist"),
         ("cifar-10", "did you mean cifar10"),
-        ("imagenet", "unknown data set 'imagenet': there are adult, ag-news, cifar10, digits, fashion-mnist"),
+        (
+            "imagenet",
+            "unknown data set 'imagenet': there are adult, ag-news, cifar10, digits, emnist-bymerge",
+        ),
         ("", "is a folder|unknown data set"),
         ("table.csv", "not supported yet: convert it to .npz"),
         ("table.parquet", "not supported yet: convert it to .npz"),
@@ -507,3 +510,41 @@ def test_loading_warns_about_nothing(tmp_path: Path) -> None:
         warnings.simplefilter("error")
         load("mnist", root=tmp_path)
         load("cifar10", root=tmp_path)
+
+
+# EMNIST
+
+
+def write_emnist(folder: Path, split: str, labels: list[int]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    images = np.zeros((len(labels), 28, 28))
+    images[:, 3, 20] = 255  # stored with rows and columns exchanged: it is row 20, column 3
+    for part in ("train", "test"):
+        stem = folder / f"emnist-{split}-{part}"
+        Path(f"{stem}-images-idx3-ubyte.gz").write_bytes(gzip.compress(idx_bytes(images)))
+        Path(f"{stem}-labels-idx1-ubyte.gz").write_bytes(gzip.compress(idx_bytes(np.array(labels))))
+
+
+@pytest.mark.parametrize(
+    ("split", "labels", "classes", "targets"),
+    [("bymerge", [0, 46, 3], 47, [0, 46, 3]), ("letters", [1, 26, 10], 26, [0, 25, 9])],
+)
+def test_emnist_is_turned_and_counted_from_zero(
+    tmp_path: Path, split: str, labels: list[int], classes: int, targets: list[int]
+) -> None:
+    write_emnist(tmp_path / "emnist", split, labels)
+    loaded = load(f"emnist-{split}", root=tmp_path)
+    assert (loaded.classes, loaded.input_shape) == (classes, (1, 28, 28))
+    assert loaded.train[1].tolist() == targets
+    assert loaded.test is not None
+    assert loaded.test[1].tolist() == targets
+    assert loaded.train[0][0, 0].argmax() == 20 * 28 + 3
+
+
+def test_emnist_labels_are_checked_and_a_missing_file_says_where_to_get_it(tmp_path: Path) -> None:
+    write_emnist(tmp_path / "emnist", "letters", [0, 26])
+    with pytest.raises(ValueError, match="labels below 1"):
+        load("emnist-letters", root=tmp_path)
+    with pytest.raises(ValueError, match="emnist-bymerge-train-images") as caught:
+        load("emnist-bymerge", root=tmp_path)
+    assert "SORDINO_DATA" in one_line(caught)

@@ -397,33 +397,41 @@ def test_dog(nu: float, seed: int) -> None:
 def tree_noise_of_prefixes(
     number: int, stds: list[float], efficient: bool, completed: bool, size: int
 ) -> list[Vector]:
-    """The noise of a tree's running sums from all of its nodes; ``stds`` are z times the thresholds of its leaves."""
-    steps = len(stds)
-    estimates: dict[tuple[int, int], Vector] = {}
-    values: dict[tuple[int, int], Vector] = {}
-    for height in range((steps - 1).bit_length() + 1):
-        for first in range(0, steps, 1 << height):
-            end = first + (1 << height)
-            if end > steps and not completed:
-                continue
-            std = max(stds[first:end])
-            value = std * given(f"noise:tree:{height}", (number << 40) + min(end, steps), size)
-            below = (
-                [estimates.get((height - 1, first + k * (1 << height - 1)), 0.0) for k in (0, 1)]
-                if height
-                else []
-            )
-            values[height, first] = value
-            estimates[height, first] = value + sum(below) / 2
+    """The noise of a tree's running sums; ``stds`` are z times the thresholds of its leaves.
+
+    What is given as the noise of a step goes to the topmost node that it completes: in the efficient tree with the
+    variance of the whole path to it, whose other nodes then have none.
+    """
+    steps, top = len(stds), (len(stds) - 1).bit_length()
+    values: dict[tuple[int, int], Vector] = {}  # by height and first leaf
+    for end in range(1, steps + 1):
+        highest = top if completed and end == steps else (end & -end).bit_length() - 1
+        firsts = [(end - 1) >> height << height for height in range(highest + 1)]
+        path = [max(stds[first:end]) for first in firsts]
+        for height, first in enumerate(firsts):
+            values[height, first] = np.zeros(size)
+        if efficient:
+            std = math.sqrt(sum(s**2 / 4 ** (highest - height) for height, s in enumerate(path)))
+        else:
+            std = path[-1]
+        values[highest, firsts[-1]] = std * given(f"noise:tree:{highest}", (number << 40) + end, size)
+
+    def estimate(height: int, first: int) -> Vector:
+        if (height, first) not in values:
+            return np.zeros(size)  # steps without data
+        below = np.zeros(size)
+        if height:
+            below = (estimate(height - 1, first) + estimate(height - 1, first + (1 << height - 1))) / 2
+        return values[height, first] + below
+
     prefixes = []
     for t in range(1, steps + 1):
-        bits = [h for h in range(t.bit_length()) if t >> h & 1]
+        nodes = [(h, (t >> h << h) - (1 << h)) for h in range(t.bit_length()) if t >> h & 1]
         if completed and t == steps:
-            bits, t = [(steps - 1).bit_length()], 1 << (steps - 1).bit_length()
+            nodes = [(top, 0)]
         total = np.zeros(size)
-        for h in bits:
-            first = (t >> h << h) - (1 << h)
-            total = total + (estimates[h, first] / (2 - 2.0**-h) if efficient else values[h, first])
+        for h, first in nodes:
+            total = total + (estimate(h, first) / (2 - 2.0**-h) if efficient else values[h, first])
         prefixes.append(total)
     return prefixes
 

@@ -15,23 +15,42 @@ from torch import Tensor
 
 from sordino import FixedOrder, Poisson, Shuffled, Tree
 from sordino.noise import GaussianNoise, Streams
+from sordino.noise import tree as tree_module
 from sordino.noise.tree import TreeReleases, noise_of_sums
 
 NodeNoise = Callable[[int, int, int], float]  # of (tree, height, last leaf), a standard one
+Thresholds = Callable[[int], float]  # of a step
 
 
 class Recorder:
-    """In place of GaussianNoise: scalar noise by node, and a memory of every draw."""
+    """In place of GaussianNoise: scalar noise by node, and a memory of every draw.
 
-    def __init__(self, noise: NodeNoise) -> None:
-        self.noise, self.drawn, self.draws = noise, {}, 0
+    The efficient tree draws the noises of the nodes that a step completes at once: r + r_below / 2 + r_below it / 4 ...
+    Here that draw is put together from the nodes' own, so that it can be compared with a tree that has them all.
+    """
+
+    def __init__(self, noise: NodeNoise, efficient: bool, thresholds: Thresholds, leaves: int) -> None:
+        self.noise, self.efficient, self.thresholds, self.leaves = noise, efficient, thresholds, leaves
+        self.drawn: dict[tuple[int, int, int], set[float]] = {}
+        self.draws = 0
+
+    def std_of(self, tree: int, height: int, end: int) -> float:
+        """That of a node by the rule: the largest threshold of its leaves. ``end`` is its last leaf with data."""
+        first = (end - 1) >> height << height
+        return max(self.thresholds(tree * self.leaves + leaf) for leaf in range(first, end))
 
     def add_(self, vector: Tensor, std: float, purpose: str, step: int) -> Tensor:
-        height = int(purpose.removeprefix("noise:tree:"))
-        node = (step >> 40, height, step & ((1 << 40) - 1))
+        top = int(purpose.removeprefix("noise:tree:"))
+        tree, end = step >> 40, step & ((1 << 40) - 1)
         self.draws += 1
-        self.drawn.setdefault(node, set()).add(abs(std))
-        return vector.add_(std * self.noise(*node))
+        self.drawn.setdefault((tree, top, end), set()).add(abs(std))
+        path = range(top + 1) if self.efficient else [top]
+        stds = [self.std_of(tree, height, end) for height in path]
+        assert abs(std) == pytest.approx(
+            math.sqrt(sum(4.0 ** (h - top) * s**2 for h, s in zip(path, stds, strict=True)))
+        )
+        parts = [2.0 ** (h - top) * s * self.noise(tree, h, end) for h, s in zip(path, stds, strict=True)]
+        return vector.add_(math.copysign(1.0, std) * sum(parts))
 
 
 def hashed(tree: int, height: int, end: int) -> float:
@@ -39,17 +58,20 @@ def hashed(tree: int, height: int, end: int) -> float:
 
 
 def increments(
-    noise: NodeNoise | Recorder,
+    noise: NodeNoise,
     steps: int,
     *,
     efficient: bool,
     leaves: int | None = None,
     completion: bool = False,
-    thresholds: Callable[[int], float] = lambda step: 1.0,
+    thresholds: Thresholds = lambda step: 1.0,
     gradients: Callable[[int], float] = lambda step: 0.0,
+    recorders: list[Recorder] | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """What leaves the gate at each step, and its standard deviation as the mechanism states it."""
-    draw = noise if isinstance(noise, Recorder) else Recorder(noise)
+    draw = Recorder(noise, efficient, thresholds, leaves or steps)
+    if recorders is not None:
+        recorders.append(draw)
     tree = Tree(efficient, None if leaves is None else 1, completion)
     releases = TreeReleases(tree, leaves or steps, leaves or steps, steps)
     state = releases.start()
@@ -236,59 +258,62 @@ def test_prefix_noise_is_gaussian(efficient: bool) -> None:
 @pytest.mark.parametrize("efficient", [False, True])
 @pytest.mark.parametrize("leaves", [None, 60])
 def test_no_node_is_ever_drawn_with_two_stds_and_draws_are_few(efficient: bool, leaves: int | None) -> None:
-    steps = 1000
-    draw = Recorder(hashed)
+    steps, recorders = 1000, list[Recorder]()
     increments(
-        draw,
+        hashed,
         steps,
         efficient=efficient,
         leaves=leaves,
         completion=True,
         thresholds=lambda step: 0.1 + math.sin(step) ** 2,
+        recorders=recorders,
     )
+    (draw,) = recorders
     assert all(len(stds) == 1 for stds in draw.drawn.values())
-    assert draw.draws <= 2.2 * steps
+    assert draw.draws == steps if efficient else draw.draws <= 2.2 * steps
 
 
 @pytest.mark.parametrize("efficient", [False, True])
-def test_a_node_has_the_largest_threshold_of_its_leaves(efficient: bool) -> None:
+def test_a_node_has_the_largest_threshold_of_its_leaves(
+    efficient: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The recorder checks each draw against that rule; here that it would notice another one."""
+
     def threshold(step: int) -> float:
         return 1.0 + (step * 37 % 11)
 
-    steps, draw = 64, Recorder(hashed)
-    increments(draw, steps, efficient=efficient, thresholds=threshold)
-    for (_, height, end), stds in draw.drawn.items():
-        assert stds == {max(threshold(s) for s in range(end - (1 << height), end))}
+    increments(hashed, 64, efficient=efficient, thresholds=threshold)
+    monkeypatch.setattr(tree_module, "max", min, raising=False)
+    with pytest.raises(AssertionError):
+        increments(hashed, 64, efficient=efficient, thresholds=threshold)
 
 
 def test_sensitivity_with_moving_thresholds_is_within_what_is_charged() -> None:
     """Numerically: scale each node by its noise, and let the worst unit of every batch contribute its all."""
     generator = np.random.default_rng(1)
+    broken = 0
     for _ in range(20):
         per_epoch, epochs = int(generator.integers(1, 7)), int(generator.integers(1, 6))
         steps = per_epoch * epochs
         thresholds = np.exp(generator.normal(size=steps))
-        draw = Recorder(hashed)
-        increments(draw, steps, efficient=True, thresholds=lambda s, c=thresholds: float(c[s]))
-        worst = 0.0
-        for j in range(per_epoch):
-            moved = np.zeros(steps)
-            moved[j::per_epoch] = thresholds[j::per_epoch]  # norms of its contributions, all in one direction
-            squares = 0.0
-            for (_, height, end), stds in draw.drawn.items():
-                squares += (moved[end - (1 << height) : end].sum() / max(stds)) ** 2
-            worst = max(worst, squares)
+        recorders: list[Recorder] = []
+        increments(
+            hashed, steps, efficient=True, thresholds=lambda s, c=thresholds: float(c[s]), recorders=recorders
+        )
         releases = Tree(restart_every=None).over(FixedOrder(1), per_epoch, steps)
         _, event = releases.charge(0, 1.0, ())
         assert isinstance(event, GaussianDpEvent)
+        nodes = [(h, end) for h in range(steps.bit_length()) for end in range(1 << h, steps + 1, 1 << h)]
+        worst = naive = 0.0
+        for j in range(per_epoch):
+            moved = np.zeros(steps)
+            moved[j::per_epoch] = thresholds[j::per_epoch]  # norms of its contributions, all in one direction
+            sums = {(h, end): moved[end - (1 << h) : end].sum() for h, end in nodes}
+            worst = max(worst, sum((sums[h, e] / recorders[0].std_of(0, h, e)) ** 2 for h, e in nodes))
+            naive = max(naive, sum((sums[h, e] / thresholds[e - 1]) ** 2 for h, e in nodes))
         assert worst <= event.noise_multiplier**-2 * (1 + 1e-12)
-        # With the last leaf's threshold alone, as a naive tree would have it, it is not.
-        naive = sum(
-            (thresholds[end - (1 << h) : end].sum() / thresholds[end - 1]) ** 2
-            for (_, h, end) in draw.drawn
-            if per_epoch == 1
-        )
-        assert per_epoch > 1 or epochs < 3 or naive > event.noise_multiplier**-2
+        broken += naive > event.noise_multiplier**-2
+    assert broken > 10  # had a node the threshold of its last leaf, as a naive tree would have it
 
 
 def test_memory_is_logarithmic() -> None:

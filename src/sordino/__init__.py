@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from sordino.data import FixedOrder, Poisson, Shuffled
     from sordino.gate import Gate, Released
     from sordino.gradients import SlowGradients, replace_batchnorm
+    from sordino.least_squares import LeastSquares
     from sordino.methods import (
         Method,
         adadp,
@@ -45,6 +46,7 @@ _HOMES = {
     "Gate": "sordino.gate",
     "Gaussian": "sordino.noise",
     "Hypergradient": "sordino.rates",
+    "LeastSquares": "sordino.least_squares",
     "Ledger": "sordino.privacy",
     "Method": "sordino.methods",
     "Normalised": "sordino.clipping",
@@ -91,6 +93,7 @@ __all__ = [
     "Gate",
     "Gaussian",
     "Hypergradient",
+    "LeastSquares",
     "Ledger",
     "Method",
     "Normalised",

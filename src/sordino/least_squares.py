@@ -12,6 +12,7 @@ import os
 import warnings
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Any, Self, SupportsIndex
 
 import numpy as np
@@ -312,12 +313,12 @@ class _Settings:
         if self.constant is not None:
             rows = np.column_stack([rows, np.where(finite, self.constant, 0.0)])
         rows = rows / self.norm
-        return np.concatenate([np.clip(targets, -1, 1) @ rows, (rows.T @ rows)[np.triu_indices(self.width)]])
+        return np.concatenate([np.clip(targets, -1, 1) @ rows, (rows.T @ rows)[_upper(self.width)]])
 
     def unpacked(self, sums: _Vector) -> tuple[_Vector, _Vector]:
         """Bias s and covariance W, in the units of the rows."""
         covariance = np.zeros((self.width, self.width))
-        covariance[np.triu_indices(self.width)] = self.norm**2 * sums[self.width :]
+        covariance[_upper(self.width)] = self.norm**2 * sums[self.width :]
         covariance += np.triu(covariance, 1).T
         return self.norm * sums[: self.width], covariance
 
@@ -339,6 +340,11 @@ def _clipped(rows: _Vector, bound: float) -> _Vector:
     lengths = np.linalg.norm(directions, axis=1, keepdims=True)
     clipped: _Vector = directions * np.minimum(largest, bound / np.maximum(lengths, 1.0))
     return clipped
+
+
+@lru_cache(maxsize=8)
+def _upper(width: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    return np.triu_indices(width)
 
 
 def _whole(horizon: int) -> int:

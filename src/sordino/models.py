@@ -27,7 +27,14 @@ _SPECS = "linear, mlp, mlp:256,256, cnn, MODULE:CALLABLE or path/to/file.py:CALL
 
 def default_model(data_name: str, input_shape: Sequence[int]) -> str:
     """The spec to use for a data set when the user names no model; it depends on public facts alone."""
-    known = {"digits": "mlp:64", "mnist": "cnn", "fashion-mnist": "cnn", "cifar10": "cnn"}
+    known = {
+        "digits": "mlp:64",
+        "mnist": "cnn",
+        "fashion-mnist": "cnn",
+        "cifar10": "cnn",
+        "emnist-bymerge": "cnn",
+        "emnist-letters": "cnn",
+    }
     known |= {"adult": "mlp:64", "ag-news": "mlp:128"}
     # Files of one's own may hold tables or images in any layout, and an mlp takes them all.
     return known.get(data_name, "mlp")

@@ -27,7 +27,8 @@ def train(
         str,
         typer.Argument(
             metavar="DATA",
-            help="digits, mnist, fashion-mnist, cifar10, adult, ag-news, or a path to an .npz file.",
+            help="digits, mnist, fashion-mnist, emnist-bymerge, emnist-letters, cifar10, adult, ag-news, or a path to "
+            "an .npz file.",
         ),
     ],
     epsilon: Annotated[float | None, typer.Option(help="The budget, above 0. No default.")] = None,

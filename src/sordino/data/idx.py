@@ -63,6 +63,28 @@ def _read_stream(stream: IO[bytes], path: Path) -> npt.NDArray[np.uint8]:
     return np.frombuffer(values, dtype=np.uint8).reshape(shape)
 
 
+Bytes = npt.NDArray[np.uint8]
+
+
+def read_images(images_path: Path, labels_path: Path, known: range) -> tuple[Bytes, Bytes]:
+    """Images of 28x28 and as many labels, all of them ``known``."""
+    images, labels = read_idx(images_path), read_idx(labels_path)
+    if images.ndim != 3 or images.shape[1:] != (28, 28) or len(images) == 0:
+        raise ValueError(f"{images_path} has shape {images.shape}, not (rows, 28, 28): {_REPAIR}")
+    if labels.shape != images.shape[:1]:
+        raise ValueError(f"{labels_path} has shape {labels.shape} for {len(images):,} images: {_REPAIR}")
+    if labels.max() > known[-1]:
+        raise ValueError(f"{labels_path} has labels above {known[-1]}: {_REPAIR}")
+    if labels.min() < known[0]:
+        raise ValueError(f"{labels_path} has labels below {known[0]}: {_REPAIR}")
+    return images, labels
+
+
+def scaled(images: Bytes, mean: float, std: float) -> Tensor:
+    inputs = torch.from_numpy(images).to(torch.float32).unsqueeze(1)
+    return inputs.div_(255).sub_(mean).div_(std)
+
+
 @dataclass(frozen=True)
 class MnistLike:
     """Four idx files: images of 28x28 grey values and labels 0..9, for training and for test."""
@@ -91,15 +113,8 @@ class MnistLike:
     def _part(self, prefix: str, folders: Folders) -> tuple[Tensor, Tensor]:
         images_path = self._path(f"{prefix}-images-idx3-ubyte", folders)
         labels_path = self._path(f"{prefix}-labels-idx1-ubyte", folders)
-        images, labels = read_idx(images_path), read_idx(labels_path)
-        if images.ndim != 3 or images.shape[1:] != (28, 28) or len(images) == 0:
-            raise ValueError(f"{images_path} has shape {images.shape}, not (rows, 28, 28): {_REPAIR}")
-        if labels.shape != images.shape[:1]:
-            raise ValueError(f"{labels_path} has shape {labels.shape} for {len(images):,} images: {_REPAIR}")
-        if labels.max() > 9:
-            raise ValueError(f"{labels_path} has labels above 9: {_REPAIR}")
-        inputs = torch.from_numpy(images).to(torch.float32).unsqueeze(1)
-        return inputs.div_(255).sub_(self.mean).div_(self.std), torch.from_numpy(labels).to(torch.int64)
+        images, labels = read_images(images_path, labels_path, range(10))
+        return scaled(images, self.mean, self.std), torch.from_numpy(labels).to(torch.int64)
 
     def _path(self, name: str, folders: Folders) -> Path:
         packed = f"{self.name}/{name}.gz"

@@ -12,6 +12,7 @@ from sordino.data.ag_news import load_ag_news
 from sordino.data.cifar import load_cifar10
 from sordino.data.digits import load_digits
 from sordino.data.download import Folders
+from sordino.data.emnist import BYMERGE, LETTERS
 from sordino.data.idx import FASHION_MNIST, MNIST
 from sordino.data.loaded import Loaded
 from sordino.data.npz import load_npz
@@ -21,6 +22,8 @@ NAMED_SETS: dict[str, Callable[[Folders], Loaded]] = {
     "ag-news": load_ag_news,
     "cifar10": load_cifar10,
     "digits": load_digits,
+    "emnist-bymerge": BYMERGE.load,
+    "emnist-letters": LETTERS.load,
     "fashion-mnist": FASHION_MNIST.load,
     "mnist": MNIST.load,
 }

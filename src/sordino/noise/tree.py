@@ -251,36 +251,44 @@ class TreeReleases(Releases):
     def _efficient_step_(
         self, vector: Tensor, node: _Nodes, std: float, before: int, state: State, top: int | None
     ) -> float:
-        """A node's estimate r' = r + (r'_left + r'_right) / 2 counts 1 / (2 - 2^-height) times in a running sum."""
+        """A node's estimate r' = r + (r'_left + r'_right) / 2 counts 1 / (2 - 2^-height) times in a running sum.
+
+        The nodes that a step completes lie on one path, and only the estimate of the topmost is ever used again. So
+        their own noises are drawn at once, as one Gaussian of the variance they add up to in it.
+        """
         stds, variances, values = state["stds"], state["variances"], state["values"]
-        end = before + 1
-        right = self._blank(vector)
-        node.add_(right, std, 0, end)
-        # Each independent part of the noise: its weight in r' and in the vector so far, and its variance.
-        parts = [(1.0, 0.0, std**2)]
+        estimate: Tensor | None = None  # of the topmost, but for the noise of this step
+        fresh = std**2  # the variance of that noise
+        lefts: list[
+            tuple[float, int, float]
+        ] = []  # of earlier noise: its weight in the estimate, height, variance
         height = 0
         while str(height) in stds or (top is not None and height < top):
-            parts = [(weight / 2, out, variance) for weight, out, variance in parts]
+            lefts = [(weight / 2, at, variance) for weight, at, variance in lefts]
             left = str(height)
             if left in stds:
-                std = max(std, stds.pop(left))
                 value = values.pop(left)
                 vector.sub_(value, alpha=_share(height))
-                right.lerp_(value, 0.5)
-                parts.append((0.5, -_share(height), variances.pop(left)))
-                self._spare.append(value)
-            else:
-                right.mul_(0.5)  # the other half are steps without data, whose sum is known to be 0
+                if estimate is None:
+                    estimate = value.mul_(0.5)
+                else:
+                    estimate.lerp_(value, 0.5)
+                    self._spare.append(value)
+                lefts.append((0.5, height, variances.pop(left)))
+                std = max(std, stds.pop(left))
+            elif estimate is not None:
+                estimate.mul_(0.5)  # the other half are steps without data, whose sum is known to be 0
             height += 1
-            node.add_(right, std, height, end)
-            parts.append((1.0, 0.0, std**2))
-        vector.add_(right, alpha=_share(height))
-        stds[str(height)], values[str(height)] = std, right
-        variances[str(height)] = sum(weight**2 * variance for weight, _, variance in parts)
-        return sum((out + _share(height) * weight) ** 2 * variance for weight, out, variance in parts)
-
-    def _blank(self, like: Tensor) -> Tensor:
-        return self._spare.pop().zero_() if self._spare else torch.zeros_like(like)
+            fresh = fresh / 4 + std**2
+        if estimate is None:
+            estimate = self._spare.pop().zero_() if self._spare else torch.zeros_like(vector)
+        node.add_(estimate, math.sqrt(fresh), height, before + 1)
+        share = _share(height)
+        vector.add_(estimate, alpha=share)
+        stds[str(height)], values[str(height)] = std, estimate
+        variances[str(height)] = fresh + sum(weight**2 * variance for weight, _, variance in lefts)
+        moved = sum((share * weight - _share(at)) ** 2 * variance for weight, at, variance in lefts)
+        return share**2 * fresh + moved
 
 
 @dataclass(frozen=True)

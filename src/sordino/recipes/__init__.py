@@ -25,6 +25,9 @@ _HOMES = {
     "adadp-thresholds": ("self_tuning", "ours: ADADP from four initial thresholds on MNIST"),
     "adadp-tolerance": ("self_tuning", "ours: the tolerance of the plan and its multiples"),
     "default": ("self_tuning", "ours: the default, nothing set, against DP-Adam's best rate"),
+    "dp-ftrl-cifar10": ("dp_ftrl", "DP-FTRL: trees against DP-SGD on CIFAR-10 at true epsilons (table 6)"),
+    "dp-ftrl-emnist": ("dp_ftrl", "DP-FTRL: trees against DP-SGD on EMNIST at true epsilons (table 6)"),
+    "dp-ftrl-mnist": ("dp_ftrl", "DP-FTRL: trees against DP-SGD on MNIST at true epsilons (table 6)"),
     "dp-ftrl-epsilons": (
         "dp_ftrl_epsilons",
         "DP-FTRL: every printed epsilon recomputed, and what the runs really cost (tables 3 to 7)",
