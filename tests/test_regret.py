@@ -242,6 +242,7 @@ def test_least_squares_regret_falls_like_theorem_c4() -> None:
 # C.5: online to batch ---------------------------------------------------------------------------------------
 
 
+@lru_cache
 def excess_risks(efficient: bool, rate: float) -> tuple[np.ndarray, np.ndarray]:
     """Of the plain mean of theta_1..theta_n, and of theta_{n+1}, in the same runs.
 
@@ -282,3 +283,11 @@ def test_averaging_helps_where_noise_is_what_costs(efficient: bool) -> None:
     gain = last - averaged
     assert averaged.mean() < last.mean() / 3
     assert gain.mean() > 2.5 * gain.std(ddof=1) / math.sqrt(SEEDS)
+
+
+@pytest.mark.parametrize("efficient", [False, True])
+def test_each_at_its_best_rate_the_average_is_no_worse_than_the_last(efficient: bool) -> None:
+    risks = [excess_risks(efficient, rate) for rate in (1.0, 3.0, 10.0, 30.0)]
+    averaged, last = ([float(risk[kind].mean()) for risk in risks] for kind in (0, 1))
+    assert min(averaged) <= min(last)
+    assert sum(averaged) <= sum(last)  # and over these rates

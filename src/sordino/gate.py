@@ -2,8 +2,9 @@
 
 Everything that is computed from private rows is computed here: rows are sampled, their gradients clipped and
 summed, noise is added, the ledger is charged, and only then something leaves, as a ``Released``. Whatever is
-downstream is post-processing. (``least_squares.py``, which has no gradients, is the one other door.) Whoever audits the library reads this file, ``clipping/`` for the sensitivity
-of what is summed, ``noise/`` for what is added, and ``data/sampling.py`` for who took part.
+downstream is post-processing. (``least_squares.py``, which has no gradients, is the one other door.) Whoever
+audits the library reads this file, ``clipping/`` for the sensitivity of what is summed, ``noise/`` for what is
+added, and ``data/sampling.py`` for who took part.
 """
 
 from __future__ import annotations

@@ -96,6 +96,8 @@ def noise_of_sums(tree: Tree, steps: int, per_epoch: int) -> float:
 
     >>> [round(noise_of_sums(Tree(restart_every=every), 4800, 240)) for every in (1, 2, None)]
     [1267, 1140, 2688]
+    >>> round(noise_of_sums(Tree(restart_every=1, completion=False), 4800, 240))
+    3460
     """
     leaves = min(tree.restart_steps(per_epoch) or steps, steps)
     cost = total = frozen = 0.0

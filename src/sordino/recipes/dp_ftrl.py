@@ -213,7 +213,7 @@ def noise_in_sums(what: Experiment, who: Contestant, epsilon: float) -> float:
 
 
 def crossing(epsilons: Sequence[float], tree: Sequence[float], sgd: Sequence[float]) -> str:
-    """The epsilon from which on the tree has less noise; between two of ``epsilons`` on a straight line of logarithms."""
+    """The epsilon from which on the tree has less noise; between two of ``epsilons`` on a line of logarithms."""
     leads = [math.log(s / t) for s, t in zip(sgd, tree, strict=True)]
     for k in range(1, len(leads)):
         if leads[k - 1] < 0 <= leads[k]:
