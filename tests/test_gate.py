@@ -15,7 +15,7 @@ from scipy import stats
 from torch import Tensor, nn
 
 from conftest import cross_entropy
-from sordino import Fixed, FixedOrder, Gate, Ledger, PerLayer, Poisson, Quantile, Shuffled, Unclipped
+from sordino import Fixed, FixedOrder, Gate, Ledger, PerLayer, Poisson, Quantile, Shuffled, Tree, Unclipped
 from sordino.clipping import Normalised, Online
 from sordino.data import Sampling
 from sordino.noise import joint_split
@@ -655,3 +655,75 @@ def test_micro_batches_are_invisible(microbatch: int) -> None:
     ]
     torch.testing.assert_close(released[0].gradient, released[1].gradient)
     assert released[0].probes["fraction_within"] == pytest.approx(released[1].probes["fraction_within"])
+
+
+# Trees ----------------------------------------------------------------------------------------------------
+
+
+def test_sums_of_what_leaves_have_the_tree_s_noise_and_no_more(small_model: nn.Module, toy: Any) -> None:
+    """Six batches of ten in a fixed order: at step 4 the running sum has the noise of one node, at step 6 of two."""
+    options: dict[str, Any] = {"sampling": FixedOrder(10), "steps": 6}
+    exact = make_gate(small_model, toy, noise_multiplier=0, **options)
+    noisy = make_gate(
+        small_model, toy, noise_multiplier=50.0, noise=Tree(efficient=False, restart_every=None), **options
+    )
+    total = torch.zeros_like(exact.theta)
+    stds = []
+    for step in range(6):
+        released = noisy()
+        total += released.gradient - exact().gradient
+        variance = (step + 1).bit_count()
+        assert float(total.std()) == pytest.approx(5.0 * variance**0.5, rel=0.25)
+        stds.append(released.noise_std / 5.0)
+    assert stds == pytest.approx([1, 2**0.5, 1, 3**0.5, 1, 2**0.5])
+    assert noisy.ledger.charges == 1
+    assert noisy.ledger.event == noisy.plan(6) == noisy.charge_event == GaussianDpEvent(50.0 / 3**0.5)
+    with pytest.raises(ValueError, match="paid, for 6 steps"):
+        noisy()
+    assert noisy.step == 6
+
+
+def test_trees_without_a_plan_are_whole(small_model: nn.Module, toy: Any) -> None:
+    """A loop of one's own may go on: each tree is paid for when its first step comes."""
+    gate = make_gate(
+        small_model,
+        toy,
+        sampling=FixedOrder(10),
+        noise=Tree(restart_every=2, completion=True),
+        noise_multiplier=2.0,
+    )
+    for _ in range(13):
+        gate()
+    assert gate.ledger.charges == 2
+    assert gate.ledger.event == gate.plan(13) == gate.plan(24)
+
+
+def test_the_noise_of_a_node_follows_the_largest_threshold_below_it(small_model: nn.Module, toy: Any) -> None:
+    gate = make_gate(
+        small_model, toy, sampling=FixedOrder(10), noise=Tree(efficient=False, restart_every=None), steps=4,
+        noise_multiplier=3.0, clip=Quantile(0.5, 1.0, speed=2.0),
+    )  # fmt: skip
+    released = [gate() for _ in range(4)]
+    c = [r.threshold for r in released]
+    assert len(set(c)) == 4
+    nodes = [c[0], max(c[:2]), c[2], max(c)]
+    dropped = [[], [nodes[0]], [], [nodes[1], nodes[2]]]
+    for r, node, old in zip(released, nodes, dropped, strict=True):
+        assert r.noise_std == pytest.approx(0.3 * float(np.sqrt(node**2 + sum(o**2 for o in old))))
+
+
+def test_a_failed_step_ends_a_tree(small_model: nn.Module, toy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = make_gate(small_model, toy, sampling=FixedOrder(10), noise=Tree(restart_every=1))
+    gate()
+    with monkeypatch.context() as patch:
+        patch.setattr(gate.engine, "sums", lambda *a, **k: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            gate()
+    with pytest.raises(RuntimeError, match="a step of this tree failed"):
+        gate()
+
+
+@pytest.mark.parametrize("noise", [Tree(), Tree(restart_every=None)])
+def test_a_tree_needs_a_plan_or_restarts(noise: Tree, small_model: nn.Module, toy: Any) -> None:
+    with pytest.raises(ValueError, match="how many steps are planned"):
+        make_gate(small_model, toy, sampling=FixedOrder(10), noise=noise)

@@ -345,6 +345,8 @@ def test_trees_are_charged_whole_when_opened_and_the_last_for_what_it_holds() ->
     assert squares["tree:2"] == pytest.approx(max(sens2(j, 9, 6, 9) for j in range(6)))
     with pytest.raises(ValueError, match="planned, and paid, for 33 steps"):
         releases.charge(33, 3.0, ())
+    with pytest.raises(ValueError, match="planned, and paid, for 33 steps"):
+        releases.cost(34, 3.0, ())
 
 
 def sens2(j: int, steps: int, per_epoch: int, size: int) -> int:

@@ -154,12 +154,12 @@ class TreeReleases(Releases):
         self, step: int, noise_multiplier: float, probe_multipliers: Sequence[float]
     ) -> tuple[str, DpEvent]:
         """A tree is paid for as a whole when it is opened."""
-        if self.steps is not None and step >= self.steps:
-            raise ValueError(f"these trees were planned, and paid, for {self.steps} steps and hold no more")
+        self._check_paid(step + 1)
         number = step // self.leaves
         return f"tree:{number}", self._price(number, noise_multiplier, tuple(probe_multipliers))
 
     def cost(self, steps: int, noise_multiplier: float, probe_multipliers: Sequence[float]) -> DpEvent:
+        self._check_paid(steps)
         probes = tuple(probe_multipliers)
         trees = -(-steps // self.leaves)
         if trees == 0:
@@ -171,6 +171,10 @@ class TreeReleases(Releases):
         if first == last:
             return repeat(first, trees)
         return compose([repeat(first, trees - 1), last])
+
+    def _check_paid(self, steps: int) -> None:
+        if self.steps is not None and steps > self.steps:
+            raise ValueError(f"these trees are planned, and paid, for {self.steps} steps and hold no more")
 
     def _price(self, number: int, noise_multiplier: float, probe_multipliers: tuple[float, ...]) -> DpEvent:
         size = self._size(number)
@@ -192,12 +196,8 @@ class TreeReleases(Releases):
         return self.tree.completion and not last
 
     def start(self) -> State:
-        return {
-            "steps": 0,
-            "stds": {},
-            "variances": {},
-            "values": {},
-        }  # the last three of open nodes, by height
+        # How many steps were noised, and of the open nodes, by height, what they hold.
+        return {"steps": 0, "stds": {}, "variances": {}, "values": {}}
 
     def add_(
         self,
