@@ -442,6 +442,9 @@ def test_a_tree_run_pays_by_the_tree_and_keeps_its_budget(toy: Any) -> None:
     assert run.summary["sampling"] == "shuffled"
     assert run.summary["method"]["noise"]["restart_every"] == 2
     assert any("permutation every 2 epochs" in line for line in run.certificate["assumptions"])
+    first = run.certificate["events"]["events"][0]["event"]["noise_multiplier"]
+    squares = (run.summary["noise_multiplier"] / first) ** 2
+    assert any(f"squared sensitivity {squares:.0f}," in line for line in run.certificate["assumptions"])
     in_order = start(toy, method=dp_ftrl(), sampling="fixed-order", epochs=2)
     assert any("fixed order of the data" in line for line in in_order.certificate["assumptions"])
 

@@ -144,6 +144,11 @@ class Gate:
         """What ``steps`` calls will cost."""
         return self._releases.cost(steps, self.noise_multiplier, self._probe_multipliers)
 
+    @property
+    def explanation(self) -> str | None:
+        """Where the events come from, if they do not speak for themselves: a line for the certificate."""
+        return self._releases.explanation(self.noise_multiplier) if self.noise_multiplier else None
+
     # The call -------------------------------------------------------------------------------------------
 
     def __call__(self, theta: Tensor | None = None, *, adapt: bool = True) -> Released:

@@ -314,7 +314,12 @@ def train(
         guarantee=guarantee,
         event=event,
         unit=gate.unit,
-        assumptions=[how.assumption, *assumptions, *_public_facts(test is not None, show_unprotected)],
+        assumptions=[
+            how.assumption,
+            *([gate.explanation] if gate.explanation else []),
+            *assumptions,
+            *_public_facts(test is not None, show_unprotected),
+        ],
         seeded=streams.seeded,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
     )

@@ -61,6 +61,10 @@ class Releases(ABC):
     def cost(self, steps: int, noise_multiplier: float, probe_multipliers: Sequence[float]) -> DpEvent:
         """All the charges of the first ``steps`` steps, equal ones grouped."""
 
+    def explanation(self, noise_multiplier: float) -> str | None:
+        """Where the events of a certificate come from, if they do not speak for themselves."""
+        return None
+
     def start(self) -> State:
         """What the noise of the next step depends on besides the key, before the first."""
         return {}

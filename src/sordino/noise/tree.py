@@ -172,6 +172,19 @@ class TreeReleases(Releases):
             return repeat(first, trees)
         return compose([repeat(first, trees - 1), last])
 
+    def explanation(self, noise_multiplier: float) -> str | None:
+        size, completed = self._size(0), self._completed(0)
+        squares = _squared_sensitivity(size, self.per_epoch, completed)
+        filled = (
+            ", filled up to a power of two with steps without data unless it is the last" if completed else ""
+        )
+        visits = -(-size // self.per_epoch)
+        return (
+            f"noise of multiplier {noise_multiplier:.6g} on every node of binary trees over the steps; an event is a tree, "
+            f"the first of {size} steps{filled}, in which a unit takes part {visits} times at most, once every "
+            f"{self.per_epoch} steps: squared sensitivity {squares:g}, without probes"
+        )
+
     def _check_paid(self, steps: int) -> None:
         if self.steps is not None and steps > self.steps:
             raise ValueError(f"these trees are planned, and paid, for {self.steps} steps and hold no more")
