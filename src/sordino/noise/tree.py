@@ -180,8 +180,8 @@ class TreeReleases(Releases):
         )
         visits = -(-size // self.per_epoch)
         return (
-            f"noise of multiplier {noise_multiplier:.6g} on every node of binary trees over the steps; an event is a tree, "
-            f"the first of {size} steps{filled}, in which a unit takes part {visits} times at most, once every "
+            f"noise of multiplier {noise_multiplier:.6g} on every node of binary trees over the steps; an event is a "
+            f"tree, the first of {size} steps{filled}, in which a unit takes part {visits} times at most, once every "
             f"{self.per_epoch} steps: squared sensitivity {squares:g}, without probes"
         )
 
