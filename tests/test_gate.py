@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import random
 from typing import Any
 
@@ -719,11 +721,26 @@ def test_a_failed_step_ends_a_tree(small_model: nn.Module, toy: Any, monkeypatch
         patch.setattr(gate.engine, "sums", lambda *a, **k: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             gate()
-    with pytest.raises(RuntimeError, match="a step of this tree failed"):
-        gate()
+    for _ in range(10):
+        with pytest.raises(RuntimeError, match="a step of this tree failed"):
+            gate()
+    assert gate.ledger.charges == 1
 
 
 @pytest.mark.parametrize("noise", [Tree(), Tree(restart_every=None)])
 def test_a_tree_needs_a_plan_or_restarts(noise: Tree, small_model: nn.Module, toy: Any) -> None:
     with pytest.raises(ValueError, match="how many steps are planned"):
         make_gate(small_model, toy, sampling=FixedOrder(10), noise=noise)
+
+
+# One key, one gate ------------------------------------------------------------------------------------------
+
+
+def test_a_gate_has_its_key_for_itself(small_model: nn.Module, toy: Any) -> None:
+    """Two gates with one key would make the same noise, and pay once for both."""
+    gate = make_gate(small_model, toy, seed=None)
+    with pytest.raises(ValueError, match="belong to another gate"):
+        make_gate(small_model, toy, seed=None, streams=gate.streams, ledger=gate.ledger)
+    for copied in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(TypeError, match="cannot be copied"):
+            copied(gate)

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from dp_accounting import GaussianDpEvent, NonPrivateDpEvent
 from scipy import stats
 from sklearn.base import clone
@@ -18,6 +19,7 @@ from sklearn.linear_model import Ridge
 from sklearn.utils.estimator_checks import check_estimator
 
 from sordino.least_squares import LeastSquares, regularised_solution
+from sordino.noise import GaussianNoise
 from sordino.privacy import Ledger, recompute
 from sordino.privacy.events import leaves
 
@@ -280,7 +282,8 @@ def test_the_certificate_can_be_recomputed_and_says_what_it_assumes() -> None:
     assert recompute(document).epsilon == document["guarantee"]["epsilon"] == model.epsilon_(1e-6)
     assert document["seeded"]
     assert document["unit"] == "example"
-    assert any("at most one row to each tree of 30 rows" in sentence for sentence in document["assumptions"])
+    assert any("at most one row to each tree" in sentence for sentence in document["assumptions"])
+    assert any("trees of 30 rows" in sentence for sentence in document["assumptions"])
     assert not noisy(seed=None).fit(ROWS, TARGETS).certificate(1e-6)["seeded"]
 
 
@@ -396,24 +399,52 @@ def test_a_delta_that_allows_publishing_somebody_whole_warns() -> None:
         LeastSquares(horizon=50, epsilon=1.0, delta=0.1, seed=1).fit(ROWS, TARGETS)
 
 
-def test_an_interrupted_call_leaves_no_rows_without_noise(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = noisy().fit(ROWS[:3], TARGETS[:3])
-    before = model._sums.copy()
-    assert model._noise is not None
-    add, calls = type(model._noise.trees).add_, []
+# Interruptions and ledgers ------------------------------------------------------------------------------------
 
-    def interrupted(*arguments: Any) -> float:
-        calls.append(1)
-        if len(calls) == 3:
+
+@pytest.mark.parametrize("efficient", [False, True])
+@pytest.mark.parametrize("moment", [1, 2, 3])
+def test_an_interrupted_call_shows_nothing_without_its_noise(
+    efficient: bool, moment: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the middle of the eighth step three nodes' noise was taken back, and that of the new one is not there yet."""
+    rows = np.random.default_rng(1).normal(size=(8, 2))
+    model = LeastSquares(horizon=8, noise_multiplier=50.0, efficient=efficient, seed=1).fit(
+        rows[:7], rows[:7, 0]
+    )
+    before, draws = model._sums.copy(), 0
+
+    def interrupted(self: Any, vector: torch.Tensor, std: float, purpose: str, step: int) -> torch.Tensor:
+        nonlocal draws
+        draws += 1
+        if draws == moment or efficient:
             raise KeyboardInterrupt
-        return add(*arguments)
+        return real(self, vector, std, purpose, step)
 
-    monkeypatch.setattr(type(model._noise.trees), "add_", interrupted)
+    real = GaussianNoise.add_
+    monkeypatch.setattr(GaussianNoise, "add_", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        model.partial_fit(ROWS[3:], TARGETS[3:])
+        model.partial_fit(rows[7:], rows[7:, 0])
     monkeypatch.undo()
-    only_noise = model._sums - before
-    silent = noisy().fit(ROWS[:3], TARGETS[:3]).partial_fit(np.zeros((2, 4)), np.zeros(2))
-    np.testing.assert_allclose(only_noise, silent._sums - before, atol=1e-12)
-    with pytest.raises(RuntimeError, match="a step of this tree failed"):
-        model.partial_fit(ROWS[3:], TARGETS[3:])
+    assert np.array_equal(model._sums, before)
+    assert model.n_rows_ == 7
+    with pytest.raises(RuntimeError, match="begin anew"):
+        model.partial_fit(rows[7:], rows[7:, 0])
+    assert np.array_equal(model._sums, before)
+
+
+def test_another_ledger_cannot_hide_what_was_spent() -> None:
+    rows = np.random.default_rng(1).normal(size=(8, 2))
+    model = LeastSquares(horizon=8, noise_multiplier=5.0).fit(rows, rows[:, 0])
+    model.set_params(ledger=Ledger())
+    with pytest.raises(ValueError, match="would not hold what was spent before"):
+        model.fit(rows, rows[:, 0])
+
+
+def test_the_certificate_explains_every_fit() -> None:
+    rows = np.random.default_rng(1).normal(size=(8, 2))
+    model = LeastSquares(horizon=20, noise_multiplier=5.0).fit(rows, rows[:, 0])
+    model.set_params(horizon=10, row_bound=3.0).fit(rows, rows[:, 0])
+    said = model.certificate(1e-3)["assumptions"]
+    assert any("fit 1: trees of 20 rows, clipped to norm 1" in line and "sqrt(10)" in line for line in said)
+    assert any("fit 2: trees of 10 rows, clipped to norm 3" in line and "sqrt(8)" in line for line in said)

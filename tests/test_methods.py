@@ -216,11 +216,12 @@ def test_what_fits_together_trains(
         ({"rate": 0.1}, "rate must be a RateController, not 0.1"),
         ({"noise": 1.0}, "noise must be Gaussian"),
         ({"average": 1.5}, "average is a share"),
-        ({"noise": Tree(), "rate": Hypergradient()}, "cancels that of the step before"),
+        ({"noise": Tree(), "rate": Hypergradient()}, "cancels that of the batch before"),
         (
             {"noise": Tree(), "step": Extrapolation(), "rate": Tolerance(discard=True)},
-            "cannot leave the sums that Tree noises",
+            "nor could a step that is taken back leave",
         ),
+        ({"noise": Tree(), "step": Extrapolation("full")}, "Extrapolation leaves gradients out"),
         ({"noise": Tree(), "step": Ftrl(), "rate": Travel()}, "Ftrl steps along something else"),
         ({"noise": Tree(), "step": Ftrl(), "rate": Tolerance()}, "Ftrl gives none"),
     ],
@@ -243,11 +244,17 @@ def test_without_clipping_there_is_no_privacy_to_buy(toy: Any) -> None:
 def test_tree_noise_goes_with_every_rule_and_threshold(
     noise: Mechanism, clip: ClippingPolicy, step: StepRule, toy: Any
 ) -> None:
-    if not fits(clip, step, Constant(0.1)):
+    if not fits(clip, step, Constant(0.1)) or not step.uses_every_gradient:
         return
     run = trained(method(clip=clip, step=step, rate=Constant(0.1), noise=noise), toy)
     assert run.summary["sampling"] == "shuffled"
     assert 0 < run.epsilon < float("inf")
+    assert all(torch.isfinite(p).all() for p in run.model.parameters())
+
+
+@pytest.mark.parametrize("rate", [Scheduled(0.1), Travel(), DistanceOverGradients()], ids=str)
+def test_tree_noise_goes_with_rates_that_compare_no_gradients(rate: RateController, toy: Any) -> None:
+    run = trained(method(clip=Normalised(), step=Sgd(), rate=rate, noise=Tree()), toy)
     assert all(torch.isfinite(p).all() for p in run.model.parameters())
 
 

@@ -21,6 +21,7 @@ def made_up(job: Job, number: int) -> Result:
     scores = [0.5 + 0.001 * number + 0.01 * e for e in range(job.settings["epochs"])]
     return {
         "accuracy": scores[-1],
+        "epsilon": 3.0,
         "best_accuracy": max(scores),
         "noise_multiplier": job.settings["noise_multiplier"],
         "history": [{"epoch": e + 1, "test_accuracy": score} for e, score in enumerate(scores)],
@@ -39,7 +40,7 @@ def reported(name: str, quick: bool) -> tuple[list[Job], Report]:
 
 @pytest.fixture(autouse=True)
 def rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    known = {"mnist": 60_000, "cifar10": 50_000, "fashion-mnist": 60_000}
+    known = {"mnist": 60_000, "cifar10": 50_000, "fashion-mnist": 60_000, "emnist-bymerge": 697_932}
     monkeypatch.setattr(study, "count_rows", lambda data: {"train": known[data]})
     monkeypatch.delenv("SORDINO_DATA", raising=False)
 
@@ -93,6 +94,13 @@ def test_the_noise_of_a_contestant_costs_its_epsilon(who: study.Contestant) -> N
     assert 7.99 < price(releases.cost(steps, z, ()), 1e-5).epsilon <= 8.0
     trained = study.MNIST.job(who, 8.0, 0.1, 1, 4).settings
     assert trained["noise_multiplier"] == z
+
+
+@pytest.mark.parametrize("who", study.CONTESTANTS, ids=lambda who: who.label)
+def test_the_plan_has_the_steps_that_training_takes(who: study.Contestant) -> None:
+    """697,932 rows in batches of 500: 1395 whole batches, but 1396 Poisson ones to an epoch."""
+    poisson = who.method == "dp-sgd" and who.sampling is None
+    assert study.EMNIST.plan(who)[2] == 50 * (1396 if poisson else 1395)
 
 
 def test_crossings() -> None:

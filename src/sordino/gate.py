@@ -94,6 +94,7 @@ class Gate:
         self.sampling = sampling
         self.ledger = ledger if ledger is not None else Ledger()
         self.streams = streams or (Streams.from_entropy() if seed is None else Streams.from_seed(seed))
+        self.streams.take()
         self.secure = secure
         self.show_unprotected = self.engine.keep_loss = show_unprotected
         self.step = 0
@@ -109,6 +110,11 @@ class Gate:
         self._draw = GaussianNoise(self.streams, secure=secure)
         self._releases.split(self.noise_multiplier, self._probe_multipliers)  # or refuse
         self._prepare()
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TypeError(
+            "a gate cannot be copied or pickled: its copy would make the same noise, and pay nothing"
+        )
 
     # What is public -------------------------------------------------------------------------------------
 
@@ -147,13 +153,17 @@ class Gate:
     @property
     def explanation(self) -> str | None:
         """Where the events come from, if they do not speak for themselves: a line for the certificate."""
-        return self._releases.explanation(self.noise_multiplier) if self.noise_multiplier else None
+        if not self.noise_multiplier:
+            return None
+        return self._releases.explanation(self.noise_multiplier, self._probe_multipliers)
 
     # The call -------------------------------------------------------------------------------------------
 
     def __call__(self, theta: Tensor | None = None, *, adapt: bool = True) -> Released:
         """One release at ``theta``. With ``adapt=False`` the threshold stays until ``adapt`` is called."""
         step, state, batch = self.step, self.clip_state, self.expected_batch
+        if self.noise_multiplier:
+            self._releases.check(step, self.noise_state)
         key, event = self._releases.charge(step, self.noise_multiplier, self._probe_multipliers)
         self.ledger.charge(f"{self._run}/{key}", event)  # first, whatever happens
         self.step += 1

@@ -57,6 +57,7 @@ class LeastSquares(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     the noise in the second sums, so that no direction counts in which there is nothing but noise.
 
     A copy or a pickle can predict but not go on: the key of the noise stays with the original. There is no resume.
+    What clones and copies spend is in their own ledgers, unless one ``ledger`` is given to all of them.
 
     >>> rows = np.random.default_rng(0).normal(size=(2000, 2)) / 3
     >>> model = LeastSquares(horizon=2000, epsilon=4, delta=1e-5, seed=1).fit(rows, rows @ [0.5, -0.4])
@@ -116,6 +117,11 @@ class LeastSquares(RegressorMixin, BaseEstimator):  # type: ignore[misc]
 
     def _open(self, features: int) -> None:
         settings = self._settings(features)
+        spent = getattr(self, "ledger_", None)
+        if self.ledger is not None and spent is not None and self.ledger is not spent and spent.charges:
+            raise ValueError(
+                "another ledger would not hold what was spent before: leave it as it was, or use a clone for other data"
+            )
         self.ledger_: Ledger = self.ledger if self.ledger is not None else getattr(self, "ledger_", Ledger())
         streams = Streams.from_entropy() if self.seed is None else Streams.from_seed(self.seed)
         # Sums of doubles need noise of double precision: the bits below coarser noise would be the data's own.
@@ -125,6 +131,7 @@ class LeastSquares(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         self._noise: _Noise | None = _Noise(draw, trees, trees.start(), os.urandom(8).hex())
         self._seeded: bool = streams.seeded or getattr(self, "_seeded", False)
         self._opened = settings
+        self._fits: list[str] = [*getattr(self, "_fits", []), settings.explanation]
         self._sums: _Vector = np.zeros(settings.width * (settings.width + 3) // 2)
         self.n_rows_: int = 0
         self._solved: dict[tuple[int, float], _Vector] = {}  # the last solution: by rows, and lambda
@@ -141,13 +148,15 @@ class LeastSquares(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         before, after = self.n_rows_, self.n_rows_ + len(rows)
         for number in range(-(-before // settings.horizon), (after - 1) // settings.horizon + 1):
             self.ledger_.charge(f"{noise.run}/tree:{number}", settings.event)  # first, whatever happens
-        sums = torch.from_numpy(self._sums)
+        # On a copy: a step takes noise of nodes back before it adds that of the new one, and should it be interrupted
+        # there, or watched by another thread, nobody may see sums without their noise.
+        sums = self._sums.copy()
         if settings.noise_multiplier:
-            # Before the rows: should this be interrupted, then no sum of rows is without its noise.
             for step in range(before, after):
-                noise.trees.add_(sums, noise.draw, settings.noise_multiplier, 1.0, step, noise.state)
-        self._sums += settings.sums(rows, targets)
-        self.n_rows_ = after
+                vector = torch.from_numpy(sums)
+                noise.trees.add_(vector, noise.draw, settings.noise_multiplier, 1.0, step, noise.state)
+        sums += settings.sums(rows, targets)
+        self._sums, self.n_rows_ = sums, after
         return self
 
     def _settings(self, features: int) -> _Settings:
@@ -231,15 +240,14 @@ class LeastSquares(RegressorMixin, BaseEstimator):  # type: ignore[misc]
 
     def certificate(self, delta: float) -> dict[str, Any]:
         """The guarantee of ``event`` as a JSON-able document, with the assumptions behind it."""
-        event, settings = self.event, self._opened
+        event = self.event
         return certificate(
             guarantee=price(event, delta),
             event=event,
             unit="example",
             assumptions=[
-                f"each example gives at most one row to each tree of {settings.horizon} rows; nothing is assumed "
-                "about the order",
-                f"rows were clipped to norm {settings.bound:g} and targets to [-1, 1]",
+                "each example gives at most one row to each tree; nothing is assumed about the order",
+                *(f"fit {number}: {words}" for number, words in enumerate(self._fits, 1)),
             ],
             seeded=self._seeded,
             created=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -287,6 +295,15 @@ class _Settings:
     constant: float | None  # the feature that makes the intercept
     features: int
     event: DpEvent  # the price of a tree
+
+    @property
+    def explanation(self) -> str:
+        """How a tree became its event."""
+        return (
+            f"trees of {self.horizon} rows, clipped to norm {self.bound:g}, targets to [-1, 1]; noise of multiplier "
+            f"{self.noise_multiplier:.6g} on both sums of each of the {self.nodes} nodes above a row, so that a tree "
+            f"is a Gaussian of that over sqrt({2 * self.nodes})"
+        )
 
     @property
     def width(self) -> int:  # p

@@ -53,12 +53,14 @@ class Method:
             )
         if self.rate.needs_independent_noise and not self.noise.independent:
             raise ValueError(
-                f"{_kind(self.rate)} multiplies gradients of successive steps, and the noise of {_kind(self.noise)} "
-                "cancels that of the step before, which it would take for a sign to slow down: use another rate"
+                f"{_kind(self.rate)} compares gradients of different batches, and the noise of {_kind(self.noise)} "
+                "cancels that of the batch before, which it would take for a sign to slow down; nor could a step that "
+                "is taken back leave the sums: use another rate"
             )
-        if getattr(self.rate, "discard", False) and not self.noise.independent:
+        if not (self.step.uses_every_gradient or self.noise.independent):
             raise ValueError(
-                f"a step that is taken back cannot leave the sums that {_kind(self.noise)} noises: use discard=False"
+                f"{_kind(self.step)} leaves gradients out, and the noise of {_kind(self.noise)} cancels only if all of "
+                "them are used: use keep='hat'"
             )
         if isinstance(self.clip, Online) and not self.step.linear:
             raise ValueError(

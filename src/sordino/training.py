@@ -206,7 +206,7 @@ def train(
     if saved is not None:
         assert directory is not None
         first, gate.step, gate.clip_state = saved["step"], saved["gate_step"], saved["clip_state"]
-        gate.noise_state = saved["noise_state"]
+        gate.noise_state = saved.get("noise_state", gate.noise_state)
         theta.copy_(saved["theta"])
         restore_(step_state, saved["step_state"])
         rate_state = saved["rate_state"]

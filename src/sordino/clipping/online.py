@@ -27,9 +27,10 @@ class Online(ClippingPolicy):
     """C <- C exp(speed * sign<g_t, q_(t-1)>), where q is the derivative of the clipped sum by C.
 
     A clipped unit's part in q is the direction of its gradient, norm 1, an unclipped unit's is zero: so q has
-    sensitivity 1 and costs one more weighted sum of the same backward pass. Gradient and q are one joint Gaussian
-    release (Proposition 1): the gradient takes ``gradient_noise`` times the noise it would have alone, and q the
-    rest, 7.124 times it at the default of 1.01. ``update_by="cosine"`` moves in proportion to the cosine.
+    sensitivity 1 and costs one more weighted sum of the same backward pass. Under independent noise gradient and q are
+    one joint Gaussian release (Proposition 1): the gradient takes ``gradient_noise`` times the noise it would have
+    alone, and q the rest, 7.124 times it at the default of 1.01. ``update_by="cosine"`` moves in proportion to the
+    cosine.
 
     When a step asks twice at one threshold, it moves once: by the second gradient against the first q.
     """

@@ -26,7 +26,7 @@ class Answer(Protocol):
 
 @dataclass(frozen=True)
 class Probe:
-    """A further question about the batch, released jointly with the gradient.
+    """A further question about the batch, released beside the gradient; how they share noise is the mechanism's matter.
 
     A ``vector`` probe is one more weighted sum of gradients; otherwise it is a sum of one number per unit.
     The noise on the sum has standard deviation ``multiplier * sensitivity``.

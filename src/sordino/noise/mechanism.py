@@ -61,13 +61,17 @@ class Releases(ABC):
     def cost(self, steps: int, noise_multiplier: float, probe_multipliers: Sequence[float]) -> DpEvent:
         """All the charges of the first ``steps`` steps, equal ones grouped."""
 
-    def explanation(self, noise_multiplier: float) -> str | None:
+    def explanation(self, noise_multiplier: float, probe_multipliers: Sequence[float]) -> str | None:
         """Where the events of a certificate come from, if they do not speak for themselves."""
         return None
 
     def start(self) -> State:
         """What the noise of the next step depends on besides the key, before the first."""
         return {}
+
+    def check(self, step: int, state: State) -> None:
+        """Raise RuntimeError if this step cannot follow what the state says was done."""
+        return None
 
     @abstractmethod
     def add_(

@@ -34,6 +34,7 @@ class Streams:
         self.key = key
         self.seeded = seeded
         self._ciphers: dict[str, algorithms.AES256] = {}
+        self._taken = False
 
     @classmethod
     def from_entropy(cls) -> Streams:
@@ -44,6 +45,14 @@ class Streams:
     def from_seed(cls, seed: int) -> Streams:
         """For tests and experiments only: a known seed voids the guarantee."""
         return cls(hashlib.blake2b(f"sordino seed {seed}".encode(), digest_size=32).digest(), seeded=True)
+
+    def take(self) -> None:
+        """For one gate only: two of them would make the same noise, which then cancels."""
+        if self._taken:
+            raise ValueError(
+                "these streams belong to another gate already: give each gate streams of its own"
+            )
+        self._taken = True
 
     @property
     def identity(self) -> str:

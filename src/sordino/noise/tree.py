@@ -172,7 +172,7 @@ class TreeReleases(Releases):
             return repeat(first, trees)
         return compose([repeat(first, trees - 1), last])
 
-    def explanation(self, noise_multiplier: float) -> str | None:
+    def explanation(self, noise_multiplier: float, probe_multipliers: Sequence[float]) -> str | None:
         size, completed = self._size(0), self._completed(0)
         squares = _squared_sensitivity(size, self.per_epoch, completed)
         filled = (
@@ -182,7 +182,11 @@ class TreeReleases(Releases):
         return (
             f"noise of multiplier {noise_multiplier:.6g} on every node of binary trees over the steps; an event is a "
             f"tree, the first of {size} steps{filled}, in which a unit takes part {visits} times at most, once every "
-            f"{self.per_epoch} steps: squared sensitivity {squares:g}, without probes"
+            f"{self.per_epoch} steps: squared sensitivity {squares:g}, a Gaussian of multiplier z / sqrt of that"
+            + "".join(
+                f"; and {visits} releases of multiplier {z:.6g} of a probe, added in squares"
+                for z in probe_multipliers
+            )
         )
 
     def _check_paid(self, steps: int) -> None:
@@ -212,6 +216,13 @@ class TreeReleases(Releases):
         # How many steps were noised, and of the open nodes, by height, what they hold.
         return {"steps": 0, "stds": {}, "variances": {}, "values": {}}
 
+    def check(self, step: int, state: State) -> None:
+        if state["steps"] != step:
+            raise RuntimeError(
+                "a step of this tree failed, so its nodes would not hold what was paid for: begin anew, in training "
+                "from the last checkpoint (what was spent is spent)"
+            )
+
     def add_(
         self,
         vector: Tensor,
@@ -221,11 +232,7 @@ class TreeReleases(Releases):
         step: int,
         state: State,
     ) -> float:
-        if state["steps"] != step:
-            raise RuntimeError(
-                "a step of this tree failed, so its nodes would not hold what was paid for: go on from a checkpoint "
-                "or open a new gate"
-            )
+        self.check(step, state)
         number, before = divmod(step, self.leaves)
         if before == 0:  # a new tree: the old one's noise stays in the sum
             self._spare.extend(state["values"].values())

@@ -19,7 +19,9 @@ class RateController(ABC):
     adapts = False  # the rate moves with what was released
     needs_rate = True  # the user has to give a learning rate (a mere starting point does not count)
     needs_error = False  # of the step rule
-    needs_independent_noise = False  # it multiplies gradients, in which noise must not answer noise
+    needs_independent_noise = (
+        False  # it compares gradients of different batches, whose noise must not be related
+    )
     needs_plain_steps = False  # theta moves along the gradients themselves, at the rate
 
     def start(self, plan: Plan, theta: Tensor) -> State:

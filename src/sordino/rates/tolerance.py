@@ -48,6 +48,7 @@ class Tolerance(RateController):
     reduction: str = "mean"
     adapts = True
     needs_rate = False
+    needs_independent_noise = True
     needs_error = True
 
     def __post_init__(self) -> None:

@@ -73,15 +73,15 @@ class Experiment:
 
         rows = self.rows()
         method = method_named(who.method, who.settings)
-        per_epoch = rows // self.batch_size
+        poisson = method.noise.independent and who.sampling is None
+        how = Poisson(self.batch_size / rows) if poisson else Shuffled(self.batch_size)
+        per_epoch = how.steps_per_epoch(rows)
         steps = self.epochs * per_epoch
-        method = replace(method, noise=method.noise.planned(steps, per_epoch))
-        if method.noise.independent:
-            poisson = who.sampling is None
-            how = Poisson(self.batch_size / rows) if poisson else Shuffled(self.batch_size)
-        else:
-            how = Shuffled(self.batch_size, every=getattr(method.noise, "restart_every"))  # noqa: B009
-        return method, method.noise.over(how, rows, steps), steps
+        noise = method.noise.planned(steps, per_epoch)
+        if isinstance(how, Shuffled) and not noise.independent:
+            restart = noise.restart_steps(per_epoch)
+            how = replace(how, every=None if restart is None else restart // per_epoch)
+        return replace(method, noise=noise), noise.over(how, rows, steps), steps
 
     def noise(self, who: Contestant, epsilon: float) -> float:
         from sordino.privacy import Budget, noise_for
@@ -90,10 +90,12 @@ class Experiment:
         return noise_for(Budget(epsilon, self.delta), lambda z: releases.cost(steps, z, ()))
 
     def job(self, who: Contestant, epsilon: float, rate: float, seed: int, epochs: int) -> Job:
+        from sordino.noise import Tree
+
         settings = {**who.settings, "learning_rate": rate}
-        method, _, _ = self.plan(who)
-        if not method.noise.independent:
-            settings["restart_every"] = getattr(method.noise, "restart_every")  # noqa: B009
+        noise = self.plan(who)[0].noise
+        if isinstance(noise, Tree):
+            settings["restart_every"] = noise.restart_every
         return Job(
             f"{who.label} eps={epsilon:g} rate={rate:g} seed={seed} epochs={epochs}",
             train_named,
@@ -152,6 +154,10 @@ def _trained(run: Run, what: Experiment) -> tuple[Table, dict[tuple[str, float],
     found: dict[tuple[str, float], list[Result]] = {}
     results = run([what.job(who, epsilon, rate, seed, what.epochs) for who, epsilon, (rate, _), seed in keys])
     for (who, epsilon, _, _), result in zip(keys, results, strict=True):
+        if float(result["epsilon"]) > epsilon:
+            raise RuntimeError(
+                f"{who.label} spent {result['epsilon']} of {epsilon}: this is a bug in Sordino"
+            )
         found.setdefault((who.label, epsilon), []).append(result)
     rows = []
     for epsilon in what.seeds:
@@ -249,7 +255,7 @@ def _noise_table(what: Experiment) -> Table:
 
 def _batch_table(what: Experiment) -> Table:
     """Noise, batch and epochs scaled together: the same trajectory in expectation, at another epsilon."""
-    from sordino.privacy import price
+    from sordino.privacy import price, show_epsilon
 
     rows = []
     contestants = [who for who in CONTESTANTS if who.label in _ONE_OF_EACH]
@@ -262,10 +268,10 @@ def _batch_table(what: Experiment) -> Table:
         for who in contestants:
             _, releases, steps = scaled.plan(who)
             event = releases.cost(steps, base[who.label] * factor, ())
-            cells.append(f"{price(event, what.delta).epsilon:.2f}")
+            cells.append(show_epsilon(price(event, what.delta).epsilon, 2))
         rows.append((scaled.batch_size, scaled.epochs, *cells))
     return Table(
-        "Epsilon when noise, batch size and epochs grow together (same noise per mean gradient, same steps)",
+        "Epsilon when noise, batch and epochs grow together (same steps and noise; planned trees are planned anew)",
         ("batch", "epochs", *(who.label for who in contestants)),
         rows,
     )

@@ -380,7 +380,7 @@ def _draw(figure: Figure, found: Found) -> None:
                 color=colormaps["viridis"](0.9 * i / (len(settings) - 1)),
                 label=f"{setting.data}, b = {setting.batch:,}, {setting.epochs} epochs",
             )
-        axes.plot([1, 30], [1, 30], color="black", linewidth=0.8, label="as printed")
+        axes.plot([1, 30], [1, 30], color="black", linewidth=0.8, label="as printed (not a guarantee)")
         axes.set(xscale="log", yscale="log", xlabel="epsilon printed (table 6)")
         axes.grid(alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)

@@ -28,6 +28,10 @@ class Extrapolation(StepRule):
     freeze_after: float | None = None  # epochs
     estimates_error = True
 
+    @property
+    def uses_every_gradient(self) -> bool:
+        return self.keep == "hat"
+
     def __post_init__(self) -> None:
         if self.keep not in ("hat", "full"):
             raise ValueError(f"keep must be hat or full, not {self.keep!r}")

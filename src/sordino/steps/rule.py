@@ -67,6 +67,11 @@ class StepRule(ABC):
         """Whether theta moves along the gradients of this step alone."""
         return self.linear
 
+    @property
+    def uses_every_gradient(self) -> bool:
+        """Whether theta moves by all the gradients that were asked for."""
+        return True
+
     def check(self, noise_multiplier: float) -> None:
         """Raise ValueError if the rule cannot work with this noise."""
         return None
