@@ -82,7 +82,7 @@ def test_full_mnist_is_the_whole_table(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(job.settings["batch_size"] == 250 for job in asked)
     table = report.tables[0]
     assert [row[0] for row in table.rows] == ["8"] * 8 + ["3"] * 8
-    # At epsilon 3 the rate is half of what was best at 8.
+    # At epsilon 3 the rate is half of what was chosen at 8.
     assert [float(row[3]) for row in table.rows[8:]] == [float(row[3]) / 2 for row in table.rows[:8]]
 
 
