@@ -202,8 +202,12 @@ def test_people_get_a_few_lines_with_epsilon_rounded_up():
             "--as-printed needs --mechanism tree",
         ),
         (("epsilon", *TREE[:4], "--noise-multiplier", 1), "--epochs is missing"),
-        (("epsilon", *TREE, "--noise-multiplier", 1, "--epochs", 0), "--epochs must be at least 1"),
+        (("epsilon", *TREE, "--noise-multiplier", 1, "--epochs", 0), "--epochs must be positive"),
         (("epsilon", *TREE, "--noise-multiplier", 1, "--restart-every", 0), "--restart-every must be"),
+        (("epsilon", *TREE, "--noise-multiplier", 1, "--restart-every", "often"), "--restart-every must be"),
+        (("epsilon", *TREE, "--noise-multiplier", -3), "not -3"),
+        (("epsilon", *TREE, "--noise-multiplier", 1e300), "not 1e+300"),
+        (("epsilon", *TREE, "--noise-multiplier", 1e-300), "not 1e-300"),
         (("epsilon", *TREE, "--noise-multiplier", 1, "--completion"), "--completion needs --restart-every"),
         (("epsilon", *TREE, "--noise-multiplier", 1, "--order", "unknown"), "--min-separation is missing"),
         (("epsilon", *TREE, "--noise-multiplier", 1, "--max-participation", 3), "is for --order unknown"),
@@ -231,3 +235,41 @@ def test_importing_the_command_does_not_load_the_accountants():
         "import sys, sordino.cli.budget; sys.exit('scipy' in sys.modules or 'dp_accounting' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_a_tree_plan_as_train_makes_it():
+    """Whole epochs or not, restarts as planned: the numbers are those of the gate."""
+    flags = ("--mechanism", "tree", "--noise-multiplier", 9, "--steps-per-epoch", 240, "--delta", 1e-5)
+    planned = ask("epsilon", *flags, "--epochs", 20, "--restart-every", "auto", "--completion")
+    assert planned["inputs"]["restart_every"] == 2
+    assert planned == ask("epsilon", *flags, "--epochs", 20, "--restart-every", 2, "--completion")
+    part = ask("epsilon", *flags, "--epochs", 2.5, "--restart-every", 1)
+    assert (part["trees"], part["squared_sensitivity"]) == (3, 8 + 8 + 7)
+
+
+def test_an_order_that_repeats_is_one_less_in_between():
+    flags = (
+        "--mechanism",
+        "tree",
+        "--noise-multiplier",
+        20,
+        "--steps-per-epoch",
+        240,
+        "--epochs",
+        20,
+        "--delta",
+        1e-5,
+    )
+    text = run("epsilon", *flags, "--order", "unknown", "--min-separation", 240).stdout
+    assert (
+        "steps 1 and 242 at the nearest (an order that repeats every 240 steps is --min-separation 239)"
+        in text
+    )
+    assert "repeats" not in run("epsilon", *flags, "--order", "unknown", "--min-separation", 239).stdout
+    known = ask("epsilon", *flags)["epsilon"]
+    assert known <= ask("epsilon", *flags, "--order", "unknown", "--min-separation", 239)["epsilon"]
+
+
+def test_the_papers_numbers_are_those_of_their_accountant():
+    flags = ("--mechanism", "tree", "--steps-per-epoch", 240, "--epochs", 20, "--delta", 1e-5, "--as-printed")
+    assert round(ask("epsilon", *flags, "--noise-multiplier", 4)["epsilon"], 2) == 26.21

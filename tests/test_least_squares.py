@@ -448,3 +448,36 @@ def test_the_certificate_explains_every_fit() -> None:
     said = model.certificate(1e-3)["assumptions"]
     assert any("fit 1: trees of 20 rows, clipped to norm 1" in line and "sqrt(10)" in line for line in said)
     assert any("fit 2: trees of 10 rows, clipped to norm 3" in line and "sqrt(8)" in line for line in said)
+
+
+def test_a_ledger_that_went_to_another_process_refuses_charges() -> None:
+    """As joblib does with n_jobs: what a worker charges to its copy would be lost."""
+    rows = np.random.default_rng(1).normal(size=(8, 2))
+    model = LeastSquares(horizon=8, noise_multiplier=5.0, ledger=Ledger())
+    for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        with pytest.raises(ValueError, match="a copy of a ledger"):
+            copied.fit(rows, rows[:, 0])
+    model.fit(rows, rows[:, 0])
+    assert model.ledger is not None
+    assert model.ledger.charges == 1
+
+
+def test_a_certificate_speaks_for_its_own_fits_only() -> None:
+    rows, shared = np.random.default_rng(1).normal(size=(8, 2)), Ledger()
+    LeastSquares(horizon=8, noise_multiplier=5.0, ledger=shared, seed=1).fit(rows, rows[:, 0])
+    other = LeastSquares(horizon=8, noise_multiplier=5.0, ledger=shared).fit(rows, rows[:, 0])
+    with pytest.raises(ValueError, match="what others spent"):
+        other.certificate(1e-5)
+    assert other.epsilon_(1e-5) > LeastSquares(horizon=8, noise_multiplier=5.0).fit(
+        rows, rows[:, 0]
+    ).epsilon_(1e-5)
+
+
+def test_bad_settings_cost_nothing() -> None:
+    rows, ledger = np.ones((8, 2)), Ledger()
+    for wrong in ({"regularisation": -1.0}, {"horizon": 10**12}):
+        with pytest.raises(ValueError, match=r"regularisation|horizon"):
+            LeastSquares(**{"horizon": 8, "noise_multiplier": 5.0, "ledger": ledger, **wrong}).fit(
+                rows, rows[:, 0]
+            )
+    assert ledger.charges == 0

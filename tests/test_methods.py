@@ -221,6 +221,7 @@ def test_what_fits_together_trains(
             {"noise": Tree(), "step": Extrapolation(), "rate": Tolerance(discard=True)},
             "nor could a step that is taken back leave",
         ),
+        ({"noise": Tree(), "step": AdamWithoutSecondMoments()}, "cancels later"),
         ({"noise": Tree(), "step": Extrapolation("full")}, "Extrapolation leaves gradients out"),
         ({"noise": Tree(), "step": Ftrl(), "rate": Travel()}, "Ftrl steps along something else"),
         ({"noise": Tree(), "step": Ftrl(), "rate": Tolerance()}, "Ftrl gives none"),
@@ -244,7 +245,7 @@ def test_without_clipping_there_is_no_privacy_to_buy(toy: Any) -> None:
 def test_tree_noise_goes_with_every_rule_and_threshold(
     noise: Mechanism, clip: ClippingPolicy, step: StepRule, toy: Any
 ) -> None:
-    if not fits(clip, step, Constant(0.1)) or not step.uses_every_gradient:
+    if not fits(clip, step, Constant(0.1)) or not step.uses_every_gradient or step.scaled_by_noise:
         return
     run = trained(method(clip=clip, step=step, rate=Constant(0.1), noise=noise), toy)
     assert run.summary["sampling"] == "shuffled"

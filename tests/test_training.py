@@ -166,7 +166,7 @@ def test_resuming_another_plan_is_refused(toy: Any, tmp_path: Path, monkeypatch:
     with pytest.raises(ZeroDivisionError):
         start(toy, out=tmp_path / "cut")
     monkeypatch.undo()
-    with pytest.raises(ValueError, match="batch_size, batches, noise_multiplier, steps changed"):
+    with pytest.raises(ValueError, match="batch_size, batches, noise_multiplier, steps, steps_per_epoch changed"):
         start(toy, out=tmp_path / "cut", batch_size=15, resume=True)
     # The noise is replayed: over other sums it would not hide them.
     with pytest.raises(ValueError, match="public_loss changed"):
@@ -465,3 +465,20 @@ def test_the_plain_average_is_that_of_the_points_asked(toy: Any) -> None:
         points.append(theta(start(toy, method=dp_sgd(), epochs=step + 1, **settings)))
     average = theta(start(toy, method=dp_sgd(average=1), epochs=4, **settings))
     torch.testing.assert_close(average, torch.stack(points).mean(0))
+
+
+def test_rows_that_are_in_no_batch_are_counted(toy: Any) -> None:
+    left = start(toy, method=dp_ftrl(), sampling="fixed-order", batch_size=13, epochs=2)
+    assert left.summary["units_in_no_batch"] == 60 % 13
+    assert any(
+        line.startswith("8 of 60 examples are in no batch") for line in left.certificate["assumptions"]
+    )
+    once = start(toy, method=dp_ftrl(restart_every=None), batch_size=13, epochs=2)
+    assert once.summary["units_in_no_batch"] == 8
+    for method, sampling in ((dp_ftrl(restart_every=1), None), (dp_sgd(), "shuffled"), (dp_sgd(), None)):
+        assert "units_in_no_batch" not in start(toy, method=method, sampling=sampling, batch_size=13).summary
+
+
+def test_a_threshold_that_ran_away_is_said(toy: Any) -> None:
+    with pytest.warns(UserWarning, match="the threshold ran away"):
+        start(toy, method=dp_sgd(10.0, target_quantile=1.0), epochs=80)

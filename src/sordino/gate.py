@@ -105,6 +105,8 @@ class Gate:
         self._data = as_examples(data)
         self._units = _Units(len(self._data), groups)
         sampling.check(self.units)
+        if noise is not None and not isinstance(noise, Mechanism):
+            raise ValueError(f"noise must be a mechanism such as Tree(restart_every=1), not {noise!r}")
         self._releases = (noise or Gaussian()).over(sampling, self.units, steps)
         self.noise_state = self._releases.start()
         self._draw = GaussianNoise(self.streams, secure=secure)

@@ -57,7 +57,9 @@ class LeastSquares(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     the noise in the second sums, so that no direction counts in which there is nothing but noise.
 
     A copy or a pickle can predict but not go on: the key of the noise stays with the original. There is no resume.
-    What clones and copies spend is in their own ledgers, unless one ``ledger`` is given to all of them.
+    What clones and copies spend is in their own ledgers, unless one ``ledger`` is given to all of them in one process
+    (``price(ledger.event, delta)`` then has the total); a ledger that was copied to another process refuses charges.
+    Scores on held-out rows, and whatever scaled the rows beforehand, are not covered.
 
     >>> rows = np.random.default_rng(0).normal(size=(2000, 2)) / 3
     >>> model = LeastSquares(horizon=2000, epsilon=4, delta=1e-5, seed=1).fit(rows, rows @ [0.5, -0.4])
@@ -117,12 +119,14 @@ class LeastSquares(RegressorMixin, BaseEstimator):  # type: ignore[misc]
 
     def _open(self, features: int) -> None:
         settings = self._settings(features)
-        spent = getattr(self, "ledger_", None)
+        spent: Ledger | None = getattr(self, "ledger_", None)
         if self.ledger is not None and spent is not None and self.ledger is not spent and spent.charges:
             raise ValueError(
                 "another ledger would not hold what was spent before: leave it as it was, or use a clone for other data"
             )
-        self.ledger_: Ledger = self.ledger if self.ledger is not None else getattr(self, "ledger_", Ledger())
+        if spent is not None and spent.is_copy and self.ledger is None:
+            spent = Ledger.from_state(spent.to_state())  # a copy goes on from what was spent when it was made
+        self.ledger_: Ledger = self.ledger if self.ledger is not None else spent or Ledger()
         streams = Streams.from_entropy() if self.seed is None else Streams.from_seed(self.seed)
         # Sums of doubles need noise of double precision: the bits below coarser noise would be the data's own.
         draw = GaussianNoise(streams, secure=True)
@@ -131,6 +135,7 @@ class LeastSquares(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         self._noise: _Noise | None = _Noise(draw, trees, trees.start(), os.urandom(8).hex())
         self._seeded: bool = streams.seeded or getattr(self, "_seeded", False)
         self._opened = settings
+        self._charges: int = getattr(self, "_charges", 0)
         self._fits: list[str] = [*getattr(self, "_fits", []), settings.explanation]
         self._sums: _Vector = np.zeros(settings.width * (settings.width + 3) // 2)
         self.n_rows_: int = 0
@@ -147,7 +152,8 @@ class LeastSquares(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             raise ValueError(f"rows of this stream have {settings.features} features, not {rows.shape[1]}")
         before, after = self.n_rows_, self.n_rows_ + len(rows)
         for number in range(-(-before // settings.horizon), (after - 1) // settings.horizon + 1):
-            self.ledger_.charge(f"{noise.run}/tree:{number}", settings.event)  # first, whatever happens
+            # First, whatever happens.
+            self._charges += self.ledger_.charge(f"{noise.run}/tree:{number}", settings.event)
         # On a copy: a step takes noise of nodes back before it adds that of the new one, and should it be interrupted
         # there, or watched by another thread, nobody may see sums without their noise.
         sums = self._sums.copy()
@@ -161,6 +167,8 @@ class LeastSquares(RegressorMixin, BaseEstimator):  # type: ignore[misc]
 
     def _settings(self, features: int) -> _Settings:
         horizon, bound = _whole(self.horizon), self.row_bound
+        if self.regularisation is not None and not 0 < self.regularisation < math.inf:
+            raise ValueError(f"regularisation must be a positive number, not {self.regularisation}")
         if not 0 < bound < math.inf:
             raise ValueError(
                 f"row_bound must be a positive number, not {bound}: rows are clipped to this norm"
@@ -241,6 +249,11 @@ class LeastSquares(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     def certificate(self, delta: float) -> dict[str, Any]:
         """The guarantee of ``event`` as a JSON-able document, with the assumptions behind it."""
         event = self.event
+        if self.ledger_.charges != self._charges:
+            raise ValueError(
+                "this ledger holds what others spent as well, for which this estimator cannot speak: price "
+                "ledger.event, or give each estimator a ledger of its own"
+            )
         return certificate(
             guarantee=price(event, delta),
             event=event,
@@ -367,4 +380,8 @@ def _upper(width: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
 def _whole(horizon: int) -> int:
     if isinstance(horizon, bool) or not isinstance(horizon, SupportsIndex) or operator.index(horizon) < 1:
         raise ValueError(f"horizon must be a whole number of rows, at least 1, not {horizon!r}")
+    if operator.index(horizon) > 10**8:
+        raise ValueError(
+            f"horizon must be at most 100,000,000 rows, not {horizon:,}: later rows open another tree"
+        )
     return operator.index(horizon)

@@ -57,6 +57,11 @@ class Method:
                 "cancels that of the batch before, which it would take for a sign to slow down; nor could a step that "
                 "is taken back leave the sums: use another rate"
             )
+        if self.step.scaled_by_noise and not self.noise.independent:
+            raise ValueError(
+                f"{_kind(self.step)} scales its steps by the noise of a release, most of which {_kind(self.noise)} "
+                "cancels later: use another step"
+            )
         if not (self.step.uses_every_gradient or self.noise.independent):
             raise ValueError(
                 f"{_kind(self.step)} leaves gradients out, and the noise of {_kind(self.noise)} cancels only if all of "

@@ -164,6 +164,7 @@ def train(
         "batch_size": batch_size,
         "sampling": sampling,
         "steps": steps,
+        "steps_per_epoch": per_epoch,
         "batches": batches,
         "noise_multiplier": multiplier,
         "delta": delta,
@@ -174,6 +175,8 @@ def train(
     }
     if how.caveat is not None:
         plan["caveat"] = how.caveat
+    if how.never_drawn(units):
+        plan["units_in_no_batch"] = how.never_drawn(units)
     pinned: dict[str, Any] = {}
     if directory is not None:
         pinned = {
@@ -187,6 +190,7 @@ def train(
         gate.engine.everything_unruled = saved["everything_unruled"]
 
     theta = gate.theta
+    names = [slot.name for slot in gate.engine.vector.slots]
     size = gate.engine.vector.size
     numbers = Plan(
         len(theta),
@@ -304,6 +308,13 @@ def train(
             "default method (what was spent is spent)",
             stacklevel=2,
         )
+    thresholds = [line["threshold"] for line in history if line["threshold"]]
+    if thresholds and not 1e-3 < thresholds[-1] / gate.clip.sensitivity(gate.clip.start(names)) < 1e3:
+        warnings.warn(
+            f"the threshold ran away, to {thresholds[-1]:.3g}: use a smaller learning rate, a fixed threshold or the "
+            "default method (what was spent is spent)",
+            stacklevel=2,
+        )
     metrics = {**(evaluate(model, loss, test) if test is not None else {}), "covered": False}
     guarantee, event = spent.total, gate.plan(batches)
     if gate.ledger.event != event:
@@ -316,6 +327,7 @@ def train(
         unit=gate.unit,
         assumptions=[
             how.assumption,
+            *_left_out(how.never_drawn(units), units, gate.unit),
             *([gate.explanation] if gate.explanation else []),
             *assumptions,
             *_public_facts(test is not None, show_unprotected),
@@ -577,6 +589,14 @@ def _facts(line: dict[str, Any]) -> dict[str, str]:
     if "loss" in line:
         facts["loss (unprotected)"] = f"{line['loss']:.3g}"
     return facts
+
+
+def _left_out(count: int, units: int, unit: str) -> list[str]:
+    if not count:
+        return []
+    return [
+        f"{count} of {units} {unit}s are in no batch, since the batches of an epoch are whole and in one order"
+    ]
 
 
 def _public_facts(tested: bool, shown: bool) -> list[str]:

@@ -94,9 +94,10 @@ AccountantOption = Annotated[Accountant, typer.Option(help="auto: the tighter of
 ConversionOption = Annotated[Conversion, typer.Option(help="From RDP to epsilon; pld takes none.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print exactly one JSON object.")]
 StepsPerEpochOption = Annotated[int | None, _tree_option("batches in an epoch.")]
-EpochsOption = Annotated[int | None, _tree_option("passes over the data.")]
+EpochsOption = Annotated[float | None, _tree_option("passes over the data, whole or not.")]
 RestartOption = Annotated[
-    int | None, _tree_option("a new one every so many epochs.", show_default="one tree")
+    str | None,
+    _tree_option("a new one every so many epochs; auto: as train does it.", show_default="one tree"),
 ]
 CompletionOption = Annotated[
     bool, _tree_option("fill each but the last with virtual steps up to a power of two.", "--completion")
@@ -111,7 +112,10 @@ OrderOption = Annotated[
 ]
 SeparationOption = Annotated[
     int | None,
-    _tree_option("unknown order, at least so many steps between two participations of a unit."),
+    _tree_option(
+        "unknown order, at least so many steps strictly between two participations of a unit: 0 allows one right after "
+        "the other, and an order that repeats every m steps is m - 1."
+    ),
 ]
 ParticipationOption = Annotated[
     int | None,
@@ -122,8 +126,7 @@ ParticipationOption = Annotated[
 AsPrintedOption = Annotated[
     bool,
     _tree_option(
-        "the formula of the first DP-FTRL paper, to compare with its tables (with --accountant rdp). "
-        "Not a guarantee.",
+        "the formula of the first DP-FTRL paper, by rdp, to compare with its tables. Not a guarantee.",
         "--as-printed",
     ),
 ]
@@ -177,6 +180,7 @@ def epsilon(
         as_printed,
     )
     plan = _plan(mechanism, plain, tree)
+    accountant = _printed_by(accountant, as_printed)
     guarantee = price(plan.event(z), _given(delta, "--delta"), accountant.value, conversion.value)
     inputs = {"noise_multiplier": z, **plan.inputs, "delta": delta}
     _print({"epsilon": guarantee.epsilon}, guarantee, inputs, plan, accountant, conversion, as_json)
@@ -218,6 +222,7 @@ def noise(
         as_printed,
     )
     plan = _plan(mechanism, plain, tree)
+    accountant = _printed_by(accountant, as_printed)
     z = noise_for(budget, plan.event, accountant.value, conversion.value)
     guarantee = price(plan.event(z), budget.delta, accountant.value, conversion.value)
     inputs = {"epsilon": budget.epsilon, "delta": budget.delta, **plan.inputs}
@@ -273,13 +278,18 @@ class _PlainFlags:
 @dataclass(frozen=True)
 class _TreeFlags:
     steps_per_epoch: int | None
-    epochs: int | None
-    restart_every: int | None
+    epochs: float | None
+    restart_every: str | None
     completion: bool
     order: Order | None
     min_separation: int | None
     max_participation: int | None
     as_printed: bool
+
+
+def _printed_by(accountant: Accountant, as_printed: bool) -> Accountant:
+    """The papers' own, where their numbers are asked for."""
+    return Accountant.rdp if as_printed and accountant is Accountant.auto else accountant
 
 
 def _plan(mechanism: Mechanism, plain: _PlainFlags, tree: _TreeFlags) -> _Plan:
@@ -330,12 +340,14 @@ def _tree_plan(flags: _TreeFlags) -> _Plan:
     from sordino.privacy.trees import trees_plan
 
     per_epoch = _at_least("--steps-per-epoch", flags.steps_per_epoch, 1)
-    epochs = _at_least("--epochs", flags.epochs, 1)
-    if flags.restart_every is not None:
-        _at_least("--restart-every", flags.restart_every, 1)
-    elif flags.completion:
+    epochs = _given(flags.epochs, "--epochs")
+    if not 0 < epochs < math.inf:
+        raise ValueError(f"--epochs must be positive, not {epochs:g}")
+    steps = max(1, round(epochs * per_epoch))
+    if flags.restart_every is None and flags.completion:
         raise ValueError("--completion needs --restart-every: the last tree of a run is never completed")
-    trees = _trees(flags, per_epoch, epochs)
+    restart = _restart(flags, steps, per_epoch)
+    trees = _trees(flags, steps, per_epoch, restart)
     count = sum(how_many for _, how_many in trees)
     total = sum(square * how_many for square, how_many in trees)
     order = flags.order or Order.fixed
@@ -348,18 +360,37 @@ def _tree_plan(flags: _TreeFlags) -> _Plan:
         "trees": count,
         "squared_sensitivity": total,
     }
-    inputs = vars(flags) | {"order": order.value}
+    inputs = vars(flags) | {"order": order.value, "restart_every": restart}
     note = AS_PRINTED if flags.as_printed else ""
     if note:
         facts["note"] = note
-    lines = [_trees_line(flags, per_epoch, epochs, count, total), _order_line(flags, count)]
+    run = f"{epochs:g} epochs of {per_epoch} steps" if steps > per_epoch else f"{steps} steps"
+    lines = [_trees_line(run, restart, flags.completion, count, total), _order_line(flags, count)]
     return _Plan(lambda z: trees_plan(z, trees), inputs, facts, lines, TREE_UNIT_NOTE, note)
 
 
-def _trees(flags: _TreeFlags, per_epoch: int, epochs: int) -> list[tuple[int, int]]:
+def _restart(flags: _TreeFlags, steps: int, per_epoch: int) -> int | None:
+    """After how many epochs a new tree begins, None for never."""
+    every = flags.restart_every
+    if every is None:
+        return None
+    if every == "auto":
+        from sordino.noise import Tree
+
+        planned = Tree(completion=flags.completion).planned(steps, per_epoch).restart_steps(per_epoch)
+        return None if planned is None else planned // per_epoch
+    if not (every.isascii() and every.isdigit()) or int(every) < 1:
+        raise ValueError(
+            f"--restart-every must be a whole number of epochs, at least 1, or auto, not {every}"
+        )
+    return int(every)
+
+
+def _trees(flags: _TreeFlags, steps: int, per_epoch: int, restart: int | None) -> list[tuple[int, int]]:
     from sordino.privacy.trees import as_printed_trees, fixed_order_trees, worst_case_trees
 
-    run = (per_epoch * epochs, per_epoch, flags.restart_every)
+    run = (steps, per_epoch, restart)
+    completion = flags.completion and restart is not None
     limits = {"--min-separation": flags.min_separation, "--max-participation": flags.max_participation}
     if flags.order is Order.unknown:
         if flags.as_printed:
@@ -369,7 +400,7 @@ def _trees(flags: _TreeFlags, per_epoch: int, epochs: int) -> list[tuple[int, in
             _at_least("--max-participation", flags.max_participation, 1)
         return worst_case_trees(
             *run,
-            flags.completion,
+            completion,
             min_separation=separation,
             max_participation=flags.max_participation,
         )
@@ -380,23 +411,28 @@ def _trees(flags: _TreeFlags, per_epoch: int, epochs: int) -> list[tuple[int, in
         if flags.completion:
             raise ValueError("--as-printed has no completion: leave out one of --as-printed and --completion")
         return as_printed_trees(*run)
-    return fixed_order_trees(*run, flags.completion)
+    return fixed_order_trees(*run, completion)
 
 
-def _trees_line(flags: _TreeFlags, per_epoch: int, epochs: int, count: int, total: int) -> str:
-    run = f"{epochs} epochs of {per_epoch} steps" if epochs > 1 else f"{per_epoch} steps"
+def _trees_line(run: str, restart: int | None, completion: bool, count: int, total: int) -> str:
     trees = "one tree"
     if count > 1:
-        every = "every epoch" if flags.restart_every == 1 else f"every {flags.restart_every} epochs"
+        every = "every epoch" if restart == 1 else f"every {restart} epochs"
         trees = f"{count} trees, a new one {every}"
-        trees += ", all but the last completed" if flags.completion else ""
+        trees += ", all but the last completed" if completion else ""
     return f"tree noise; {run}, {trees}; squared sensitivity {total}"
 
 
 def _order_line(flags: _TreeFlags, count: int) -> str:
     if flags.order is not Order.unknown:
         return "the same order every epoch" + (" until a restart" if count > 1 else "") + "; no amplification"
-    line = f"unknown order, at least {flags.min_separation} steps between two participations of a unit"
+    separation = _given(flags.min_separation, "--min-separation")
+    line = (
+        f"unknown order, at least {separation} steps between two participations of a unit: steps 1 and "
+        f"{separation + 2} at the nearest"
+    )
+    if separation == flags.steps_per_epoch:
+        line += f" (an order that repeats every {separation} steps is --min-separation {separation - 1})"
     if flags.max_participation is not None:
         line += f", at most {flags.max_participation} in the run"
         line += " (each tree priced as if all were in it)" if count > 1 else ""

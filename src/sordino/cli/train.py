@@ -176,7 +176,10 @@ def _settings(pairs: list[str]) -> dict[str, Any]:
         if name in settings:
             raise ValueError(f"--set {name} was given twice: give it once")
         try:
-            settings[name] = None if value.lower() == "none" else json.loads(value)
+            word = value.lower()
+            settings[name] = (
+                None if word == "none" else json.loads(word if word in ("true", "false") else value)
+            )
         except ValueError:
             settings[name] = value
     return settings
@@ -220,7 +223,12 @@ def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
 
 def _batches(summary: dict[str, Any]) -> str:
     steps, batches = summary["steps"], summary["batches"]
-    return f"{steps} steps" if steps == batches else f"{batches} noisy batches in {steps} steps"
+    taken = f"{steps} steps" if steps == batches else f"{batches} noisy batches in {steps} steps"
+    if summary["method"]["noise"]["kind"] == "Tree" and summary["noise_multiplier"]:
+        every = summary["method"]["noise"]["restart_every"]
+        of_trees = "one tree" if every is None else f"trees of {every * summary['steps_per_epoch']} steps"
+        return f"{taken} in {of_trees}, {summary['steps_per_epoch']} steps to an epoch"
+    return taken
 
 
 def _print(run: Run, folder: Path) -> None:

@@ -47,6 +47,10 @@ class Sampling(ABC):
     def amplified_rate(self, n: int) -> float | None:
         """The rate of Poisson sampling if the price may use it, else None: no amplification."""
 
+    def never_drawn(self, n: int) -> int:
+        """How many units are in no batch, ever."""
+        return 0
+
     def order_lasts(self, n: int) -> float:
         """For how many steps a unit stays at its place of the epoch; 0 if it never has one, infinity if for good."""
         return 0
@@ -159,6 +163,9 @@ class FixedOrder(_Batches):
     def order_lasts(self, n: int) -> float:
         return math.inf
 
+    def never_drawn(self, n: int) -> int:
+        return n % self.batch_size
+
     @property
     def assumption(self) -> str:
         return f"batches of {self.batch_size} in the fixed order of the data; nothing is assumed to be random"
@@ -185,6 +192,9 @@ class Shuffled(_Batches):
         deal = 0 if self.every is None else step // (self.steps_per_epoch(n) * self.every)
         order = np.argsort(source.words("order", deal, n), kind="stable")
         return order[self._slice(step, n)]
+
+    def never_drawn(self, n: int) -> int:
+        return n % self.batch_size if self.every is None else 0
 
     def order_lasts(self, n: int) -> float:
         if self.assume_poisson:

@@ -20,6 +20,8 @@ from dp_accounting import (
     SelfComposedDpEvent,
 )
 
+LEAST, MOST = 1e-9, 1e12  # noise multipliers that can be priced
+
 
 def gaussian(noise_multiplier: float) -> DpEvent:
     """One Gaussian release; noise has std `noise_multiplier` times the l2 sensitivity.
@@ -33,6 +35,10 @@ def gaussian(noise_multiplier: float) -> DpEvent:
         raise ValueError(f"noise_multiplier must be a finite number >= 0, not {noise_multiplier}")
     if noise_multiplier == 0:
         return NonPrivateDpEvent()
+    if not LEAST <= noise_multiplier <= MOST:  # beyond, its square is no number
+        raise ValueError(
+            f"noise_multiplier must be 0 or from {LEAST:g} to {MOST:g}, not {noise_multiplier:g}"
+        )
     return GaussianDpEvent(float(noise_multiplier))
 
 

@@ -38,12 +38,27 @@ class Ledger:
         self._named: dict[str, int] = {}
         self._numbered: dict[str, _Ranges] = {}
         self._last: tuple[DpEvent | None, int] = (None, -1)
+        self._is_copy = False
+
+    @property
+    def is_copy(self) -> bool:
+        """Whether it was copied or pickled: then it can be read but not charged."""
+        return self._is_copy
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_is_copy": True}
 
     def charge(self, key: str, event: DpEvent) -> bool:
         """Record `event` under `key`. True if it is new, False if this very charge was made before.
 
-        The same key with another event raises `ValueError`: two different releases cannot be one.
+        The same key with another event raises `ValueError`: two different releases cannot be one. So does a charge to
+        a copy (another process has one): it would be lost to the original.
         """
+        if self._is_copy:
+            raise ValueError(
+                "this is a copy of a ledger, and what is charged to it would be lost to the original: stay in one "
+                "process (n_jobs=1), or give each its own ledger and add up"
+            )
         event_known, index = self._last
         if event is not event_known:
             index = self._index_of(event)

@@ -237,8 +237,8 @@ def tree_release(noise_multiplier: float, squared_sensitivity: float) -> DpEvent
     """
     if not (math.isfinite(squared_sensitivity) and squared_sensitivity >= 0):
         raise ValueError(f"squared_sensitivity must be a finite number >= 0, not {squared_sensitivity}")
+    gaussian(noise_multiplier)  # checks it
     if squared_sensitivity == 0:
-        gaussian(noise_multiplier)  # checks it
         return NoOpDpEvent()
     return gaussian(noise_multiplier / math.sqrt(squared_sensitivity))
 

@@ -51,6 +51,7 @@ class AdamWithoutSecondMoments(StepRule):
 
     beta1: float = 0.9
     needs_rate = False
+    scaled_by_noise = True
     linear = False
 
     def __post_init__(self) -> None:
