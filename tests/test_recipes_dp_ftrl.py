@@ -18,7 +18,7 @@ mpl.use("Agg")
 
 
 def made_up(job: Job, number: int) -> Result:
-    scores = [0.5 + 0.001 * number + 0.01 * e for e in range(job.settings["epochs"])]
+    scores = [0.5 + 0.001 * number + 0.01 * e for e in range(max(1, round(job.settings["epochs"])))]
     return {
         "accuracy": scores[-1],
         "epsilon": 3.0,
@@ -66,7 +66,7 @@ def test_quick_reports_and_draws(name: str, tmp_path: Path) -> None:
     report.draw(figure)
     figure.savefig(tmp_path / "figure.png")
     epochs = {job.settings["epochs"] for job in asked}
-    assert epochs <= {1, 2}
+    assert epochs <= {0.2, 2}
     emnist = name == "dp-ftrl-emnist"
     assert any("ran on Fashion-MNIST instead" in note for note in report.notes) == emnist
 

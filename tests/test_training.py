@@ -166,7 +166,9 @@ def test_resuming_another_plan_is_refused(toy: Any, tmp_path: Path, monkeypatch:
     with pytest.raises(ZeroDivisionError):
         start(toy, out=tmp_path / "cut")
     monkeypatch.undo()
-    with pytest.raises(ValueError, match="batch_size, batches, noise_multiplier, steps, steps_per_epoch changed"):
+    with pytest.raises(
+        ValueError, match="batch_size, batches, noise_multiplier, steps, steps_per_epoch changed"
+    ):
         start(toy, out=tmp_path / "cut", batch_size=15, resume=True)
     # The noise is replayed: over other sums it would not hide them.
     with pytest.raises(ValueError, match="public_loss changed"):
