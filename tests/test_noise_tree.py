@@ -17,6 +17,7 @@ from sordino import FixedOrder, Poisson, Shuffled, Tree
 from sordino.noise import GaussianNoise, Streams
 from sordino.noise import tree as tree_module
 from sordino.noise.tree import TreeReleases, noise_of_sums
+from sordino.privacy import tree_plan
 
 NodeNoise = Callable[[int, int, int], float]  # of (tree, height, last leaf), a standard one
 Thresholds = Callable[[int], float]  # of a step
@@ -446,3 +447,14 @@ def test_the_planned_noise_is_that_of_the_stream(efficient: bool, completion: bo
     full, last = (8 if completion else 7), 2
     cost = 3 * (4 if full == 8 else 3) + last
     assert noise_of_sums(tree, steps, leaves) == pytest.approx(cost * variances.mean())
+
+
+@pytest.mark.parametrize("completion", [False, True])
+@pytest.mark.parametrize("every", [None, 1, 2, 5])
+@pytest.mark.parametrize("steps", [1, 6, 30, 33])
+def test_the_gate_pays_what_the_budget_says(every: int | None, completion: bool, steps: int) -> None:
+    paid = (
+        Tree(restart_every=every, completion=completion).over(FixedOrder(10), 60, steps).cost(steps, 3.0, ())
+    )
+    told = tree_plan(3.0, steps, 6, restart_every=every, completion=completion and every is not None)
+    assert paid == told
