@@ -39,7 +39,7 @@ CONTESTANTS = (
     Contestant("FTRLM, vanilla tree", "dp-ftrl", {"efficient": False, **_PAPER}, _HEAVY),
     Contestant("FTRL, efficient tree", "dp-ftrl", {"momentum": 0.0, **_PAPER}, _PLAIN),
     Contestant("FTRLM, efficient tree", "dp-ftrl", {**_PAPER}, _HEAVY),
-    Contestant("FTRLM, our planned trees", "dp-ftrl", {}, (0.1, 0.2)),
+    Contestant("FTRLM, our planned trees", "dp-ftrl", {}, _HEAVY),
     Contestant("DP-SGD, amplified", "dp-sgd", {}, _PLAIN),
     Contestant("DP-SGDM, amplified", "dp-sgd", {"momentum": 0.9}, _HEAVY),
     Contestant("DP-SGD, unamplified", "dp-sgd", {}, (0.1, 0.2), "shuffled"),
