@@ -120,9 +120,7 @@ def train(
     steps, batches = method.step.steps(max(1, round(epochs * per_epoch)), per_epoch)
     noise = method.noise.planned(batches, per_epoch)
     method = replace(method, noise=noise)
-    if isinstance(how, Shuffled) and not noise.independent:
-        restart = noise.restart_steps(per_epoch)
-        how = replace(how, every=None if restart is None else restart // per_epoch)
+    how = noise.dealt(how, units)
     multiplier, delta = _noise(method, how, units, batches, budget, noise_multiplier, delta, accountant)
     method.step.check(multiplier)
     if delta is not None and delta >= 1 / units:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from dp_accounting import DpEvent
 from torch import Tensor
 
-from sordino.data.sampling import Sampling
+from sordino.data.sampling import Sampling, Shuffled
 from sordino.noise.gaussian import GaussianNoise
 
 State = dict[str, Any]  # tensors and numbers: a checkpoint holds it as it is
@@ -32,6 +33,14 @@ class Mechanism(ABC):
     def restart_steps(self, per_epoch: int) -> int | None:
         """After how many steps correlated noise begins anew, so that batches may be dealt anew; None for never."""
         return None
+
+    def dealt(self, sampling: Sampling, units: int) -> Sampling:
+        """``sampling`` with its batches shuffled when, and only when, the noise begins anew."""
+        if self.independent or not isinstance(sampling, Shuffled):
+            return sampling
+        per_epoch = sampling.steps_per_epoch(units)
+        restart = self.restart_steps(per_epoch)
+        return replace(sampling, every=None if restart is None else restart // per_epoch)
 
     @abstractmethod
     def over(self, sampling: Sampling, units: int, steps: int | None) -> Releases:

@@ -79,10 +79,7 @@ class Experiment:
         per_epoch = how.steps_per_epoch(rows)
         steps = max(1, round(self.epochs * per_epoch))
         noise = method.noise.planned(steps, per_epoch)
-        if isinstance(how, Shuffled) and not noise.independent:
-            restart = noise.restart_steps(per_epoch)
-            how = replace(how, every=None if restart is None else restart // per_epoch)
-        return replace(method, noise=noise), noise.over(how, rows, steps), steps
+        return replace(method, noise=noise), noise.over(noise.dealt(how, rows), rows, steps), steps
 
     def noise(self, who: Contestant, epsilon: float) -> float:
         from sordino.privacy import Budget, noise_for
