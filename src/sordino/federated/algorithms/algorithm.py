@@ -27,6 +27,7 @@ class Round:
     clients: int  # |S|, the population
     participants: float  # |P|: how many take part; under privacy the planned number, never the realised one
     rate: float  # eta of this round
+    steps: float  # K: planned local steps of a client, on average over the population
     mean_examples: float = 1.0  # of a client, over the population
 
 

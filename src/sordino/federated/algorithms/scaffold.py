@@ -42,3 +42,24 @@ class Scaffold(Algorithm):
     def server_update(self, theta: Tensor, mean: dict[str, Tensor], server: State, now: Round) -> None:
         server["h"].add_(mean["change"], alpha=now.participants / now.clients)
         theta.sub_(mean["update"])
+
+
+@dataclass(frozen=True)
+class ScaffoldM(Scaffold):
+    """SCAFFOLD/m: the server works the change of its h out of the mean update, so that clients send one vector.
+
+    h <- (1 - |P|/|S|) h + |P| / (|S| K eta) mean g, which is SCAFFOLD where all clients take K steps (the paper's
+    (|S| - 1)/|S| is right for one participant only).
+    """
+
+    sent_vectors = ("update",)
+
+    def sends(
+        self, who: Participants, new: dict[str, Tensor], update: Tensor, server: State, now: Round
+    ) -> dict[str, Tensor]:
+        return {"update": update}
+
+    def server_update(self, theta: Tensor, mean: dict[str, Tensor], server: State, now: Round) -> None:
+        share = now.participants / now.clients
+        server["h"].mul_(1 - share).add_(mean["update"], alpha=share / (now.steps * now.rate))
+        theta.sub_(mean["update"])

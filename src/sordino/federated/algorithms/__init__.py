@@ -1,0 +1,9 @@
+"""Federated algorithms, each a small file of vector formulas."""
+
+from sordino.federated.algorithms.adabest import AdaBest
+from sordino.federated.algorithms.algorithm import Algorithm, Participants, Round
+from sordino.federated.algorithms.fedavg import FedAdam, FedAvg, FedProx
+from sordino.federated.algorithms.feddyn import FedDyn
+from sordino.federated.algorithms.scaffold import Scaffold, ScaffoldM
+
+__all__ = ["AdaBest", "Algorithm", "FedAdam", "FedAvg", "FedDyn", "FedProx", "Participants", "Round", "Scaffold", "ScaffoldM"]
