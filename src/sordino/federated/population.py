@@ -1,0 +1,94 @@
+"""The clients of a federation: which rows each has, and the batches of a local round."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from sordino.data import Examples
+
+Rows = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Population:
+    """``count`` clients over one set of examples; ``rows(client)`` are those of a client.
+
+    Nothing is kept per client, so a population of a million costs what those who take part cost. ``mean_examples`` is
+    public, as are the sizes of clients (in training without user-level privacy).
+    """
+
+    examples: Examples
+    count: int
+    rows: Callable[[int], Rows]
+    mean_examples: float
+
+    @staticmethod
+    def of(examples: Examples, parts: Sequence[Rows]) -> Population:
+        """From a partition: the rows of each client."""
+        if not parts or min(len(part) for part in parts) == 0:
+            raise ValueError("every client needs at least one row")
+        return Population(examples, len(parts), parts.__getitem__, sum(map(len, parts)) / len(parts))
+
+
+@dataclass(frozen=True)
+class LocalPlan:
+    """How long clients train in a round."""
+
+    epochs: int = 5
+    batch_size: int = 45
+    top_up: bool = True  # the last batch of an epoch is filled with rows drawn again; else it is a short one
+
+    def steps(self, examples: int) -> int:
+        return self.epochs * math.ceil(examples / self.batch_size)
+
+
+def local_batches(plan: LocalPlan, rows: Rows, seed: int) -> tuple[Rows, npt.NDArray[np.float32]]:
+    """Row indices [K, b] of a client's local steps, and the weights of these rows in their batch's mean."""
+    chance = np.random.default_rng(seed)
+    per_epoch = math.ceil(len(rows) / plan.batch_size)
+    wanted = per_epoch * plan.batch_size
+    indices = np.empty((plan.epochs, wanted), dtype=np.int64)
+    weights = np.full((plan.epochs, wanted), 1 / plan.batch_size, dtype=np.float32)
+    left = len(rows) - (per_epoch - 1) * plan.batch_size  # rows of the last batch
+    for epoch in range(plan.epochs):
+        indices[epoch, : len(rows)] = chance.permutation(rows)
+        indices[epoch, len(rows) :] = chance.choice(rows, wanted - len(rows))
+    if not plan.top_up and left < plan.batch_size:
+        weights[:, len(rows) - left : len(rows)] = 1 / left
+        weights[:, len(rows) :] = 0.0
+    shape = (plan.epochs * per_epoch, plan.batch_size)
+    return indices.reshape(shape), weights.reshape(shape)
+
+
+@dataclass(frozen=True, eq=False)
+class Work:
+    """The local batches of some clients, as many steps as the longest of them takes."""
+
+    indices: Tensor  # [P, K, b], row numbers
+    weights: Tensor  # [P, K, b]; all 0 in steps a client does not take
+    steps: Tensor  # [P]
+
+    @staticmethod
+    def of(plan: LocalPlan, parts: Sequence[Rows], seeds: Sequence[int]) -> Work:
+        found = [local_batches(plan, rows, seed) for rows, seed in zip(parts, seeds, strict=True)]
+        longest = max(len(indices) for indices, _ in found)
+        indices = np.zeros((len(found), longest, plan.batch_size), dtype=np.int64)
+        weights = np.zeros((len(found), longest, plan.batch_size), dtype=np.float32)
+        for i, (of_client, share) in enumerate(found):
+            indices[i, : len(of_client)], weights[i, : len(of_client)] = of_client, share
+        steps = torch.tensor([len(of_client) for of_client, _ in found])
+        return Work(torch.from_numpy(indices), torch.from_numpy(weights), steps)
+
+    def batch(self, examples: Examples, step: int) -> tuple[Any, Any, Tensor]:
+        """Inputs and targets [P, b, ...] of a step, and their weights [P, b]."""
+        clients, _, size = self.indices.shape
+        inputs, targets = examples.take(self.indices[:, step].reshape(-1))
+        return inputs.view(clients, size, *inputs.shape[1:]), targets.view(clients, size, *targets.shape[1:]), self.weights[:, step]
