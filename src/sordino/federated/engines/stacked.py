@@ -54,7 +54,7 @@ class StackedGradients:
 
 
 def _part(x_Pd: Tensor, slot: Slot) -> Tensor:
-    return x_Pd[:, slot.start : slot.stop].view(len(x_Pd), *slot.shape)
+    return x_Pd[:, slot.start : slot.stop].view(len(x_Pd), *slot.parameter.shape)
 
 
 def _through(layer: nn.Module, name: str, parameters: dict[str, Tensor], x_N: Tensor, clients: int) -> Tensor:
