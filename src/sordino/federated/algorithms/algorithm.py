@@ -10,11 +10,15 @@ where offset [P, d] and pull [P, 1] stay what they are for the round, so engines
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor
+
+from sordino.steps import Plan
 
 State = dict[str, Any]  # tensors and numbers: a checkpoint holds it as it is
 
@@ -39,17 +43,26 @@ class Participants:
     rounds_since: Tensor  # t - t', [P, 1]; t for a client that comes for the first time
     examples: Tensor  # n_i, [P, 1]
     steps: Tensor  # K_i: planned local steps, [P, 1]
+    # The sum of the rates of the local steps a client took, [P, 1], where that is not K_i eta: clients that tune their
+    # rates or take steps back. It is known after the local work, so for client_update and sends only.
+    length: Tensor | None = None
 
 
 class Algorithm(ABC):
     """Settings are the fields of a frozen dataclass."""
 
-    client_vectors: tuple[str, ...] = ()  # what a client keeps between rounds
-    sent_vectors: tuple[str, ...] = ("update",)  # what it sends
+    client_vectors: ClassVar[tuple[str, ...]] = ()  # what a client keeps between rounds
+    sent_vectors: ClassVar[tuple[str, ...]] = ("update",)  # what it sends
     weighted = False  # whether the server's mean is by number of examples
+    needs_planned_rates = (
+        False  # whether the server counts on local steps of the round's rate, as many as planned
+    )
 
-    def start(self, theta: Tensor) -> State:
-        """What the server keeps, before the first round."""
+    def start(self, theta: Tensor, plan: Plan, mean_examples: float | None = None) -> State:
+        """What the server keeps, before the first round.
+
+        ``mean_examples`` is a public number of examples of a client, in place of averages over those that take part.
+        """
         return {}
 
     def offset(self, who: Participants, server: State, now: Round) -> Tensor | None:
@@ -60,7 +73,9 @@ class Algorithm(ABC):
         """How strongly x is drawn back to theta, [P, 1]."""
         return None
 
-    def client_update(self, who: Participants, update: Tensor, server: State, now: Round) -> dict[str, Tensor]:
+    def client_update(
+        self, who: Participants, update: Tensor, server: State, now: Round
+    ) -> dict[str, Tensor]:
         """The clients' new states; ``update`` is g_i = theta - x after the last local step, [P, d]."""
         return {}
 
@@ -73,3 +88,28 @@ class Algorithm(ABC):
     @abstractmethod
     def server_update(self, theta: Tensor, mean: dict[str, Tensor], server: State, now: Round) -> None:
         """Move ``theta`` and ``server`` in place; ``mean`` is that of what was sent, over the participants."""
+
+    def seen(self, server: State, examples: Sequence[float]) -> None:
+        """Called after the server's update with the numbers of examples of those who took part."""
+        return None
+
+
+def rate_of_round(rate: float, decay: float, number: int) -> float:
+    """The local learning rate after ``number`` rounds: round t, counted from 1, trains at that of t - 1.
+
+    >>> f"{rate_of_round(0.1, 0.998, 100):.10f}"
+    '0.0818566805'
+    """
+    return rate * decay**number
+
+
+def check_not_negative(**settings: float) -> None:
+    for name, value in settings.items():
+        if not 0 <= value < math.inf:
+            raise ValueError(f"{name} must be a number of at least 0, not {value:g}")
+
+
+def check_positive(**settings: float) -> None:
+    for name, value in settings.items():
+        if not 0 < value < math.inf:
+            raise ValueError(f"{name} must be a positive number, not {value:g}")

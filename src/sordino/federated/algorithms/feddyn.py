@@ -2,36 +2,52 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from sordino.federated.algorithms.algorithm import Algorithm, Participants, Round, State
+from sordino.federated.algorithms.algorithm import Algorithm, Participants, Round, State, check_not_negative
+from sordino.federated.algorithms.progressive import average_examples, start_average, update_average
+from sordino.steps import Plan
 
 
 @dataclass(frozen=True)
 class FedDyn(Algorithm):
     """gradient - h_i - mu (theta - x);  h_i += mu g_i;  h += |P|/|S| mean g;  theta <- mean model - h.
 
-    Unbalanced clients have mu_i = mu / w_i, w_i their examples over the population's mean.
+    Unbalanced clients have mu_i = mu / w_i, w_i their examples over the population's mean, or with ``progressive`` over
+    the average of all participations so far, as AdaBest has it. (mu_i belongs into h_i: only so is h_i the gradient at
+    which the client stopped.)
     """
 
     mu: float = 0.02
+    progressive: bool = False
     client_vectors = ("h",)
 
-    def start(self, theta: Tensor) -> State:
-        return {"h": torch.zeros_like(theta)}
+    def __post_init__(self) -> None:
+        check_not_negative(mu=self.mu)
+
+    def start(self, theta: Tensor, plan: Plan, mean_examples: float | None = None) -> State:
+        average = start_average(mean_examples) if self.progressive else {}
+        return {"h": torch.zeros_like(theta)} | average
 
     def pull(self, who: Participants, server: State, now: Round) -> Tensor:
-        return self.mu * now.mean_examples / who.examples
+        return self.mu * average_examples(self.progressive, who, server, now) / who.examples
 
     def offset(self, who: Participants, server: State, now: Round) -> Tensor:
         return -who.states["h"]
 
-    def client_update(self, who: Participants, update: Tensor, server: State, now: Round) -> dict[str, Tensor]:
-        return {"h": who.states["h"] + self.pull(who, server, now) * update}
+    def client_update(
+        self, who: Participants, update: Tensor, server: State, now: Round
+    ) -> dict[str, Tensor]:
+        return {"h": torch.addcmul(who.states["h"], self.pull(who, server, now), update)}
 
     def server_update(self, theta: Tensor, mean: dict[str, Tensor], server: State, now: Round) -> None:
         server["h"].add_(mean["update"], alpha=now.participants / now.clients)
         theta.sub_(mean["update"]).sub_(server["h"])
+
+    def seen(self, server: State, examples: Sequence[float]) -> None:
+        if self.progressive:
+            update_average(server, examples)

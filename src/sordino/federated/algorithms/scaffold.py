@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from sordino.federated.algorithms.algorithm import Algorithm, Participants, Round, State
+from sordino.federated.algorithms.progressive import average_examples, start_average, update_average
+from sordino.steps import Plan
 
 
 @dataclass(frozen=True)
@@ -15,44 +19,57 @@ class Scaffold(Algorithm):
     """gradient - h_i + h;  h_i <- h_i - h + g_i / (K eta);  h += |P|/|S| mean change of h_i.
 
     eta is the rate of the round, decay included. Unbalanced clients see h / w_i and count w_i times, w_i their examples
-    over the population's mean.
+    over the population's mean, or with ``progressive`` over AdaBest's average of all participations so far.
     """
 
+    progressive: bool = False
     client_vectors = ("h",)
-    sent_vectors = ("update", "change")
+    sent_vectors: ClassVar[tuple[str, ...]] = ("update", "change")
 
-    def start(self, theta: Tensor) -> State:
-        return {"h": torch.zeros_like(theta)}
-
-    def _server(self, who: Participants, server: State, now: Round) -> Tensor:
-        return server["h"] * (now.mean_examples / who.examples)
+    def start(self, theta: Tensor, plan: Plan, mean_examples: float | None = None) -> State:
+        average = start_average(mean_examples) if self.progressive else {}
+        return {"h": torch.zeros_like(theta)} | average
 
     def offset(self, who: Participants, server: State, now: Round) -> Tensor:
-        return self._server(who, server, now) - who.states["h"]
+        of_server: Tensor = server["h"] / self._weights(who, server, now)
+        return of_server.sub_(who.states["h"])
 
-    def client_update(self, who: Participants, update: Tensor, server: State, now: Round) -> dict[str, Tensor]:
-        return {"h": update / (who.steps * now.rate) - self.offset(who, server, now)}
+    def client_update(
+        self, who: Participants, update: Tensor, server: State, now: Round
+    ) -> dict[str, Tensor]:
+        if who.length is None:
+            return {"h": update / (who.steps * now.rate) - self.offset(who, server, now)}
+        # Whoever took back all of its steps saw no gradient to put in place of the old one.
+        moved = update / who.length - self.offset(who, server, now)
+        return {"h": torch.where(who.length > 0, moved, who.states["h"])}
 
     def sends(
         self, who: Participants, new: dict[str, Tensor], update: Tensor, server: State, now: Round
     ) -> dict[str, Tensor]:
-        weight = who.examples / now.mean_examples
-        return {"update": update, "change": (new["h"] - who.states["h"]) * weight}
+        return {"update": update, "change": (new["h"] - who.states["h"]) * self._weights(who, server, now)}
 
     def server_update(self, theta: Tensor, mean: dict[str, Tensor], server: State, now: Round) -> None:
         server["h"].add_(mean["change"], alpha=now.participants / now.clients)
         theta.sub_(mean["update"])
+
+    def seen(self, server: State, examples: Sequence[float]) -> None:
+        if self.progressive:
+            update_average(server, examples)
+
+    def _weights(self, who: Participants, server: State, now: Round) -> Tensor:
+        return who.examples / average_examples(self.progressive, who, server, now)
 
 
 @dataclass(frozen=True)
 class ScaffoldM(Scaffold):
     """SCAFFOLD/m: the server works the change of its h out of the mean update, so that clients send one vector.
 
-    h <- (1 - |P|/|S|) h + |P| / (|S| K eta) mean g, which is SCAFFOLD where all clients take K steps (the paper's
-    (|S| - 1)/|S| is right for one participant only).
+    h <- (1 - |P|/|S|) h + |P| / (|S| K eta) mean g, which is SCAFFOLD where all clients are of one size and take K
+    steps of the rate eta (the paper's (|S| - 1)/|S| is right for one participant only).
     """
 
     sent_vectors = ("update",)
+    needs_planned_rates = True
 
     def sends(
         self, who: Participants, new: dict[str, Tensor], update: Tensor, server: State, now: Round
