@@ -18,7 +18,7 @@ import sordino.training as training
 from conftest import cross_entropy
 from sordino import Budget, Method, Run, adam_wosm, dp_adam, dp_sgd, sgd, train
 from sordino.methods import adadp, auto, dp_dog, dp_ftrl, oso
-from sordino.noise import GaussianNoise
+from sordino.noise import GaussianNoise, Streams
 from sordino.privacy import recompute
 
 
@@ -94,8 +94,8 @@ def test_an_interrupted_run_goes_on_bit_for_bit(
     assert key is not None
     monkeypatch.setattr(
         training,
-        "_streams",
-        lambda *_: training.Streams(bytes.fromhex(key.state["key"]), seeded=seed is not None),
+        "streams_of",
+        lambda *_: Streams(bytes.fromhex(key.state["key"]), seeded=seed is not None),
     )
     whole = start(toy, out=tmp_path / "whole", seed=seed)
     resumed = start(toy, out=tmp_path / "cut", seed=seed, resume=True)

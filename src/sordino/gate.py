@@ -2,16 +2,18 @@
 
 Everything that is computed from private rows is computed here: rows are sampled, their gradients clipped and
 summed, noise is added, the ledger is charged, and only then something leaves, as a ``Released``. Whatever is
-downstream is post-processing. (``least_squares.py``, which has no gradients, is the one other door.) Whoever
-audits the library reads this file, ``clipping/`` for the sensitivity of what is summed, ``noise/`` for what is
-added, and ``data/sampling.py`` for who took part.
+downstream is post-processing. What is summed may be the gradients of rows (``Gate``) or the updates of clients
+(``federated/user_level.py``): charge, noise and division are the same ``Door``. (``least_squares.py``, which has no
+gradients, is the one other door.) Whoever audits the library reads this file, ``clipping/`` for the sensitivity of
+what is summed, ``noise/`` for what is added, and ``data/sampling.py`` for who took part.
 """
 
 from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterator, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -23,7 +25,7 @@ import torch
 from dp_accounting import DpEvent
 from torch import Tensor, nn
 
-from sordino.clipping.policy import Answer, ClippingPolicy, Probe
+from sordino.clipping.policy import Answer, ClippingPolicy
 from sordino.data import Sampling, as_examples, tree_map
 from sordino.gradients import Engine, Loss, Norms, Unsuitable
 from sordino.noise import Gaussian, GaussianNoise, Mechanism, Streams
@@ -43,75 +45,55 @@ class Released:
     unprotected_loss: float | None = None  # only on request, and not covered by any guarantee
 
 
-class Gate:
-    """Clipped, noised, accounted gradients of ``loss(model(inputs), targets)`` over private ``data``.
+class Door(ABC):
+    """Charges, noise and division: what every release of clipped sums over sampled units goes through.
 
-    ``gate(theta)`` samples a batch, evaluates it at ``theta`` and returns a ``Released``; the model is left as
-    it was. ``gate.theta`` is the live parameter vector: ``gate()`` evaluates there, without a copy.
-
-    The guarantee is for one *unit*: a row, or with ``groups`` (an id for each row) all the rows of an id. Each
-    unit moves the clipped sum by at most C, and the noise on the sum has standard deviation
-    ``noise_multiplier * C``, so a call is one Gaussian release of that multiplier, sampled as ``sampling`` says.
-    With other ``noise`` than independent noise, such as ``Tree()``, what calls cost is that mechanism's to say;
-    ``steps`` is how many calls are planned, for mechanisms that are paid in advance.
-
-    >>> data = torch.ones(8, 2), torch.zeros(8)
-    >>> loss = lambda output, target: (output.squeeze(1) - target) ** 2
-    >>> from sordino import Fixed, Poisson
-    >>> gate = Gate(nn.Linear(2, 1), loss, data, clip=Fixed(1.0), noise_multiplier=1.1, sampling=Poisson(0.5))
-    >>> gate().gradient.shape
-    torch.Size([3])
-    >>> gate.ledger.charges
-    1
+    Each unit moves the clipped sum by at most C, and the noise on the sum has standard deviation
+    ``noise_multiplier * C``, so a call is one Gaussian release of that multiplier, sampled as ``sampling`` says. With
+    other ``noise`` than independent noise, such as ``Tree()``, what calls cost is that mechanism's to say; ``steps`` is
+    how many calls are planned, for mechanisms that are paid in advance.
     """
+
+    unit: str  # of privacy: example or user
 
     def __init__(
         self,
-        model: nn.Module,
-        loss: Loss,
-        data: Any,
+        names: Sequence[str],
+        units: int,
         *,
         clip: ClippingPolicy,
         noise_multiplier: float,
         sampling: Sampling,
-        noise: Mechanism | None = None,
-        steps: int | None = None,
-        ledger: Ledger | None = None,
-        groups: Tensor | None = None,
-        seed: int | None = None,
-        secure: bool = False,
-        streams: Streams | None = None,
-        microbatch: int | None = None,
-        show_unprotected: bool = False,
+        noise: Mechanism | None,
+        steps: int | None,
+        ledger: Ledger | None,
+        secure: bool,
+        streams: Streams,
     ) -> None:
         if not (noise_multiplier >= 0 and math.isfinite(noise_multiplier)):
             raise ValueError(f"noise_multiplier must be 0 or positive, not {noise_multiplier:g}")
-        if secure and (seed is not None or (streams is not None and streams.seeded)):
+        if secure and streams.seeded:
             raise ValueError("secure=True takes its randomness from the operating system: leave out the seed")
-        self.engine = Engine(model, loss, microbatch=microbatch)
+        self.units = units  # n: public under the zero-out relation
         self.clip = clip
         self.noise_multiplier = float(noise_multiplier)
         self.sampling = sampling
         self.ledger = ledger if ledger is not None else Ledger()
-        self.streams = streams or (Streams.from_entropy() if seed is None else Streams.from_seed(seed))
+        self.streams = streams
         self.streams.take()
         self.secure = secure
-        self.show_unprotected = self.engine.keep_loss = show_unprotected
         self.step = 0
-        self.clip_state = clip.start([slot.name for slot in self.engine.vector.slots])
+        self.clip_state = clip.start(names)
         if noise_multiplier > 0 and not math.isfinite(clip.sensitivity(self.clip_state)):
             raise ValueError("noise without clipping gives no guarantee: choose a clipping policy")
         self._run = self.streams.identity
-        self._data = as_examples(data)
-        self._units = _Units(len(self._data), groups)
-        sampling.check(self.units)
+        sampling.check(units)
         if noise is not None and not isinstance(noise, Mechanism):
             raise ValueError(f"noise must be a mechanism such as Tree(restart_every=1), not {noise!r}")
-        self._releases = (noise or Gaussian()).over(sampling, self.units, steps)
+        self._releases = (noise or Gaussian()).over(sampling, units, steps)
         self.noise_state = self._releases.start()
         self._draw = GaussianNoise(self.streams, secure=secure)
         self._releases.split(self.noise_multiplier, self._probe_multipliers)  # or refuse
-        self._prepare()
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise TypeError(
@@ -119,20 +101,6 @@ class Gate:
         )
 
     # What is public -------------------------------------------------------------------------------------
-
-    @property
-    def theta(self) -> Tensor:
-        """The live parameter vector of the model."""
-        return self.engine.vector.theta
-
-    @property
-    def units(self) -> int:
-        """n: the number of rows, or of groups. Public under the zero-out relation."""
-        return self._units.count
-
-    @property
-    def unit(self) -> str:
-        return "user" if self._units.grouped else "example"
 
     @property
     def expected_batch(self) -> float:
@@ -170,7 +138,8 @@ class Gate:
         self.ledger.charge(f"{self._run}/{key}", event)  # first, whatever happens
         self.step += 1
         probes = self.clip.probes(self.noise_multiplier, batch)
-        sums, numbers = self._sums_at(theta, probes, step)
+        vectors = 1 + sum(p.vector for p in probes)
+        sums, numbers = self._sums_at(theta, vectors, len(probes) + 1 - vectors, step)
 
         threshold = self.clip.sensitivity(state)
         gradient, noise_std = sums[0], 0.0
@@ -181,13 +150,13 @@ class Gate:
             )
         gradient.div_(batch)
         answers: dict[str, Any] = {}
-        vectors, scalars = iter(sums[1:]), iter(numbers)
+        further, scalars = iter(sums[1:]), iter(numbers)
         for probe in probes:
-            answer = next(vectors) if probe.vector else next(scalars).reshape(1)
+            answer = next(further) if probe.vector else next(scalars).reshape(1)
             std = probe.sensitivity * probe.multiplier if self.noise_multiplier else 0.0
             self._draw.add_(answer, std, f"noise:{probe.name}", step).div_(batch)
             answers[probe.name] = answer if probe.vector else float(answer)
-        loss = self.engine.last_loss / batch if self.show_unprotected else None
+        loss = self._unprotected_loss()
         released = Released(step, gradient, noise_std / batch, threshold, MappingProxyType(answers), loss)
         if adapt:
             self.adapt(released)
@@ -197,27 +166,101 @@ class Gate:
         """Let the clipping policy move its threshold once, by one or more releases that were made at it."""
         self.clip_state = self.clip.update(self.clip_state, released)
 
-    def _sums_at(
+    @abstractmethod
+    def _sums_at(self, theta: Tensor | None, vectors: int, numbers: int, step: int) -> tuple[Tensor, Tensor]:
+        """Exact sums over the units of a step: clipped vectors and those of vector probes [vectors, d], and scalar
+        probes [numbers]. One unit moves them by no more than the clipping policy says."""
+
+    def _unprotected_loss(self) -> float | None:
+        return None
+
+    @cached_property
+    def _probe_multipliers(self) -> tuple[float, ...]:
+        probes = self.clip.probes(self.noise_multiplier, self.expected_batch)
+        return tuple(probe.multiplier for probe in probes)
+
+
+class Gate(Door):
+    """Clipped, noised, accounted gradients of ``loss(model(inputs), targets)`` over private ``data``.
+
+    ``gate(theta)`` samples a batch, evaluates it at ``theta`` and returns a ``Released``; the model is left as
+    it was. ``gate.theta`` is the live parameter vector: ``gate()`` evaluates there, without a copy.
+
+    The guarantee is for one *unit*: a row, or with ``groups`` (an id for each row) all the rows of an id. What a call
+    costs is said at ``Door``.
+
+    >>> data = torch.ones(8, 2), torch.zeros(8)
+    >>> loss = lambda output, target: (output.squeeze(1) - target) ** 2
+    >>> from sordino import Fixed, Poisson
+    >>> gate = Gate(nn.Linear(2, 1), loss, data, clip=Fixed(1.0), noise_multiplier=1.1, sampling=Poisson(0.5))
+    >>> gate().gradient.shape
+    torch.Size([3])
+    >>> gate.ledger.charges
+    1
+    """
+
+    def __init__(
         self,
-        theta: Tensor | None,
-        probes: tuple[Probe, ...],
-        step: int,
-    ) -> tuple[Tensor, Tensor]:
-        """Exact sums over a batch: clipped gradients and vector probes [K, d], and scalar probes [M]."""
-        vectors = 1 + sum(p.vector for p in probes)
-        numbers = torch.zeros(len(probes) + 1 - vectors, device=self.theta.device)
+        model: nn.Module,
+        loss: Loss,
+        data: Any,
+        *,
+        clip: ClippingPolicy,
+        noise_multiplier: float,
+        sampling: Sampling,
+        noise: Mechanism | None = None,
+        steps: int | None = None,
+        ledger: Ledger | None = None,
+        groups: Tensor | None = None,
+        seed: int | None = None,
+        secure: bool = False,
+        streams: Streams | None = None,
+        microbatch: int | None = None,
+        show_unprotected: bool = False,
+    ) -> None:
+        if secure and seed is not None:
+            raise ValueError("secure=True takes its randomness from the operating system: leave out the seed")
+        self.engine = Engine(model, loss, microbatch=microbatch)
+        self.show_unprotected = self.engine.keep_loss = show_unprotected
+        self._data = as_examples(data)
+        self._members = _Units(len(self._data), groups)
+        super().__init__(
+            [slot.name for slot in self.engine.vector.slots],
+            self._members.count,
+            clip=clip,
+            noise_multiplier=noise_multiplier,
+            sampling=sampling,
+            noise=noise,
+            steps=steps,
+            ledger=ledger,
+            secure=secure,
+            streams=streams or (Streams.from_entropy() if seed is None else Streams.from_seed(seed)),
+        )
+        self.unit = "user" if self._members.grouped else "example"
+        self._prepare()
+
+    @property
+    def theta(self) -> Tensor:
+        """The live parameter vector of the model."""
+        return self.engine.vector.theta
+
+    def _sums_at(self, theta: Tensor | None, vectors: int, numbers: int, step: int) -> tuple[Tensor, Tensor]:
+        totals = torch.zeros(numbers, device=self.theta.device)
         state = self.clip_state
 
         def weigh(norms: Norms) -> Tensor:
-            if len(numbers):
-                numbers.add_(self.clip.numbers(norms, state).sum(1))
+            if numbers:
+                totals.add_(self.clip.numbers(norms, state).sum(1))
             return self.clip.weights(norms, state)
 
-        rows, ids = self._units.rows(self.sampling.units(step, self.units, self.streams))
+        rows, ids = self._members.rows(self.sampling.units(step, self.units, self.streams))
         with holding(self.theta, theta), self._randomness_of(step):
             inputs, targets = self._on_device(self._data.take(rows))
             sums, _ = self.engine.sums(inputs, targets, weigh, count=vectors, groups=ids)
-        return sums, numbers
+        return sums, totals
+
+    def _unprotected_loss(self) -> float | None:
+        return self.engine.last_loss / self.expected_batch if self.show_unprotected else None
 
     def _randomness_of(self, step: int) -> AbstractContextManager[None]:
         """Dropout, and augmentation by a data set, drawn from the run's own stream: a replay is the same."""
@@ -228,11 +271,6 @@ class Gate:
     def _on_device(self, batch: Any) -> Any:
         device = self.theta.device
         return batch if device.type == "cpu" else tree_map(lambda x: x.to(device, non_blocking=True), batch)
-
-    @cached_property
-    def _probe_multipliers(self) -> tuple[float, ...]:
-        probes = self.clip.probes(self.noise_multiplier, self.expected_batch)
-        return tuple(probe.multiplier for probe in probes)
 
     def _prepare(self) -> None:
         """Check the model on made-up rows, so that an unsuitable one is refused before a private row is seen."""

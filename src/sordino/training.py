@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import resource
 import sys
@@ -16,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from dp_accounting import DpEvent
 from torch import Tensor, nn
 
 from sordino.data import Examples, FixedOrder, Poisson, Sampling, Shuffled, as_examples
@@ -24,20 +22,23 @@ from sordino.defaults import default_batch_size, default_epochs
 from sordino.gate import Gate, Released
 from sordino.gradients import Loss, call_model, evaluating, refuse
 from sordino.methods import Method, method_named
-from sordino.noise import Streams
 from sordino.privacy import (
     Budget,
-    EpsilonCurve,
     Ledger,
     certificate,
-    epsilon_after,
-    noise_for,
-    price,
     show_epsilon,
 )
 from sordino.privacy.certificate import epsilon_to_json, sordino_version
-from sordino.privacy.loss_distribution import squared_mu
 from sordino.runs import Checkpoint, RunDirectory, TrainingBar, delete_checkpoint, restore_
+from sordino.runs.resume import (
+    check_same_plan,
+    find_checkpoint,
+    marks,
+    restore_constants,
+    save_constants,
+    streams_of,
+)
+from sordino.runs.spending import Spending, planned_noise
 from sordino.steps import Plan
 from sordino.vector import holding
 
@@ -130,12 +131,12 @@ def train(
         )
 
     directory = None if out is None else RunDirectory(Path(out))
-    saved = _find_checkpoint(directory, resume)
-    streams = _streams(seed, saved)
+    saved = find_checkpoint(directory, resume)
+    streams = streams_of(seed, saved)
     if saved is not None:
         assert directory is not None
         torch.set_num_threads(saved["threads"])  # the order of additions depends on it
-        _restore_constants(model, directory)
+        restore_constants(model, directory)
     gate = Gate(
         model,
         loss,
@@ -152,7 +153,7 @@ def train(
         microbatch=saved["microbatch"] if saved else microbatch,
         show_unprotected=show_unprotected,
     )
-    spent = _Spending(gate, batches, delta, accountant)
+    spent = Spending(gate, batches, delta, accountant)
     plan: dict[str, Any] = {
         "data": data_name,
         "n": units,
@@ -184,7 +185,7 @@ def train(
             "public_loss": _public_behaviour(public_loss, gate.theta),
         }
     if saved is not None:
-        _check_same_plan({**saved["plan"], **saved["pinned"]}, {**plan, **pinned})
+        check_same_plan({**saved["plan"], **saved["pinned"]}, {**plan, **pinned})
         gate.engine.everything_unruled = saved["everything_unruled"]
 
     theta = gate.theta
@@ -248,13 +249,13 @@ def train(
 
     if progress is None:
         progress = sys.stderr.isatty()
-    logged = _marks(steps, _LOGGED_STEPS)
-    evaluated = _marks(steps, evaluations) if test is not None else set()
-    saves = _marks(steps, _CHECKPOINTS) - {steps}
+    logged = marks(steps, _LOGGED_STEPS)
+    evaluated = marks(steps, evaluations) if test is not None else set()
+    saves = marks(steps, _CHECKPOINTS) - {steps}
     if directory is not None:
         if saved is None:
             directory.create()
-            _save_constants(model, directory)
+            save_constants(model, directory)
             save_checkpoint(0)
         directory.write_json("run.json", {"status": "running", **plan, "sordino_version": sordino_version()})
     with TrainingBar(steps, progress) as bar:
@@ -427,115 +428,8 @@ def _noise(
                 f"{method.name} trains without privacy: leave out the budget, or choose a private method"
             )
         return 0.0, None
-    if (budget is None) == (noise_multiplier is None):
-        raise ValueError("give either a budget (epsilon and delta) or a noise multiplier")
-    if budget is not None:
-        releases, batch = method.noise.over(how, units, calls), how.expected_batch(units)
-
-        def plan(z: float) -> DpEvent:
-            return releases.cost(calls, z, [probe.multiplier for probe in method.clip.probes(z, batch)])
-
-        return noise_for(budget, plan, accountant), budget.delta
-    assert noise_multiplier is not None
-    if noise_multiplier > 0 and delta is None:
-        raise ValueError("a noise multiplier needs a delta to be priced at")
-    return noise_multiplier, delta
-
-
-class _Spending:
-    """Epsilon as a function of gate calls: the accountant is chosen once, for the whole plan."""
-
-    def __init__(self, gate: Gate, calls: int, delta: float | None, accountant: str) -> None:
-        self._gate = gate
-        self._curve: EpsilonCurve | None = None
-        if gate.noise_multiplier == 0 or delta is None:
-            self.total = price(gate.charge_event, delta if delta is not None else 1e-5, "rdp")
-            if delta is None:
-                self.total = replace(self.total, delta=0.0)
-        elif squared_mu(gate.plan(calls)) is not None:
-            self.total = price(gate.plan(calls), delta, accountant)
-        else:
-            charges = gate.sampling.charges(calls, gate.units)
-            self._curve = epsilon_after(
-                gate.charge_event, delta, planned_steps=charges, accountant=accountant
-            )
-            self.total = self._curve.total
-
-    def __call__(self, calls: int) -> float:
-        if math.isinf(self.total.epsilon):
-            return math.inf
-        if self._curve is not None:
-            return self._curve(self._gate.sampling.charges(calls, self._gate.units))
-        # Plain Gaussians have a closed form, whatever their noise.
-        total = self.total
-        return price(self._gate.plan(calls), total.delta, total.accountant, total.conversion).epsilon
-
-
-def _find_checkpoint(directory: RunDirectory | None, resume: bool) -> dict[str, Any] | None:
-    if directory is None:
-        if resume:
-            raise ValueError("to resume, say which run: give its directory as out")
-        return None
-    if not resume:
-        if not directory.is_empty:
-            raise ValueError(
-                f"{directory.path} is not empty: choose another directory, or resume the run in it"
-            )
-        return None
-    if not directory.path.is_dir() or not any(directory.path.iterdir()):
-        raise ValueError(
-            f"there is no interrupted run in {directory.path}: check the directory, or do not resume"
-        )
-    summary = directory.summary
-    if summary is not None and summary.get("status") == "complete":
-        raise ValueError(f"the run in {directory.path} is complete: there is nothing to resume")
-    found = Checkpoint.load(directory.checkpoint_folder)
-    if found is None and not directory.is_empty:
-        raise ValueError(f"{directory.path} holds no checkpoint to resume from: choose an empty directory")
-    return None if found is None else found.state
-
-
-_CONSTANTS = "constants.safetensors"
-
-
-def _constants(model: nn.Module) -> dict[str, Tensor]:
-    """What training does not move, frozen parameters and buffers, but releases depend on."""
-    trained = {id(p) for p in model.parameters() if p.requires_grad}
-    return {name: t for name, t in model.state_dict(keep_vars=True).items() if id(t) not in trained}
-
-
-def _save_constants(model: nn.Module, directory: RunDirectory) -> None:
-    constants = {name: value.detach() for name, value in _constants(model).items()}
-    Checkpoint({"constants": constants}).save(directory.checkpoint_folder, _CONSTANTS)
-
-
-def _restore_constants(model: nn.Module, directory: RunDirectory) -> None:
-    found = Checkpoint.load(directory.checkpoint_folder, _CONSTANTS)
-    now = _constants(model)
-    if found is None or {n: t.shape for n, t in now.items()} != {
-        n: t.shape for n, t in found.state["constants"].items()
-    }:
-        raise ValueError("the model is not the one of the interrupted run: repeat the command as it was")
-    with torch.no_grad():
-        for name, value in now.items():
-            value.copy_(found.state["constants"][name])
-
-
-def _streams(seed: int | None, saved: dict[str, Any] | None) -> Streams:
-    if saved is not None:
-        return Streams(bytes.fromhex(saved["key"]), seeded=saved["seeded"])
-    return Streams.from_entropy() if seed is None else Streams.from_seed(seed)
-
-
-def _check_same_plan(saved: dict[str, Any], now: dict[str, Any]) -> None:
-    # JSON turned tuples into lists; compare in that form.
-    now = json.loads(json.dumps(now))
-    different = [name for name in {**saved, **now} if saved.get(name) != now.get(name)]
-    if different:
-        raise ValueError(
-            f"this is not the run that was interrupted: {', '.join(sorted(different))} changed; "
-            "repeat the command as it was"
-        )
+    releases, batch = method.noise.over(how, units, calls), how.expected_batch(units)
+    return planned_noise(releases, method.clip, batch, calls, budget, noise_multiplier, delta, accountant)
 
 
 def _test_point(theta: Tensor) -> Tensor:
@@ -569,11 +463,6 @@ def _gradient(public_loss: Callable[[Tensor], Tensor], theta: Tensor) -> Tensor:
             raise ValueError("public_loss(theta) must return one number, as a tensor")
         (gradient,) = torch.autograd.grad(value, point)
     return gradient
-
-
-def _marks(steps: int, count: int) -> set[int]:
-    """About ``count`` evenly spaced steps; the last is always one."""
-    return {round(steps * (i + 1) / count) for i in range(count)} - {0} | {steps}
 
 
 def _facts(line: dict[str, Any]) -> dict[str, str]:

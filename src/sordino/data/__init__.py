@@ -2,7 +2,14 @@
 
 from sordino.data.loaded import Loaded
 from sordino.data.named import NAMED_SETS, load
-from sordino.data.sampling import FixedOrder, Poisson, Sampling, Shuffled
+from sordino.data.sampling import (
+    FixedOrder,
+    Poisson,
+    Sampling,
+    Separated,
+    Shuffled,
+    WithoutReplacement,
+)
 from sordino.data.sources import Examples, as_examples
 from sordino.data.tree import Tree, tree_leaves, tree_map
 
@@ -13,8 +20,10 @@ __all__ = [
     "Loaded",
     "Poisson",
     "Sampling",
+    "Separated",
     "Shuffled",
     "Tree",
+    "WithoutReplacement",
     "as_examples",
     "load",
     "tree_leaves",

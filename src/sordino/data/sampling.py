@@ -13,6 +13,9 @@ from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
+from dp_accounting import DpEvent
+
+from sordino.privacy.events import release, sampled_without_replacement
 
 
 class Words(Protocol):
@@ -46,6 +49,15 @@ class Sampling(ABC):
     @abstractmethod
     def amplified_rate(self, n: int) -> float | None:
         """The rate of Poisson sampling if the price may use it, else None: no amplification."""
+
+    def release(self, noise_multiplier: float, n: int) -> DpEvent:
+        """What one charge costs under independent noise of standard deviation noise_multiplier * C."""
+        return release(noise_multiplier, self.amplified_rate(n))
+
+    @property
+    def min_separation(self) -> int | None:
+        """How many steps a unit sits out at least, if that is all that is known about the order."""
+        return None
 
     def never_drawn(self, n: int) -> int:
         """How many units are in no batch, ever."""
@@ -223,3 +235,123 @@ class Shuffled(_Batches):
         if not self.assume_poisson:
             return None
         return "NOT A GUARANTEE: batches were shuffled but priced as Poisson samples (assume_poisson)"
+
+
+@dataclass(frozen=True)
+class WithoutReplacement(Sampling):
+    """``count`` units a step, drawn anew every time without replacement; time does not depend on how many there are.
+
+    A step is priced as sampling without replacement, which is about *substituting* a unit: the sum then moves by 2C.
+    Such prices never add up with those of other samplings.
+    """
+
+    count: int
+
+    def __post_init__(self) -> None:
+        if self.count < 1:
+            raise ValueError(f"at least one unit has to take part in a step, not {self.count}")
+
+    def check(self, n: int) -> None:
+        if self.count > n:
+            raise ValueError(f"{self.count} units cannot be drawn from {n}: use at most {n}")
+
+    def units(self, step: int, n: int, source: Words) -> npt.NDArray[np.int64]:
+        self.check(n)
+        return _drawn(self.count, n, source.words("sampling", step, self.count))
+
+    def expected_batch(self, n: int) -> float:
+        return float(self.count)
+
+    def steps_per_epoch(self, n: int) -> int:
+        return max(1, round(n / self.count))
+
+    def charge_key(self, step: int, n: int) -> str:
+        return f"step:{step}"
+
+    def charges(self, steps: int, n: int) -> int:
+        return steps
+
+    def amplified_rate(self, n: int) -> float | None:
+        return None
+
+    def release(self, noise_multiplier: float, n: int) -> DpEvent:
+        return sampled_without_replacement(noise_multiplier, self.count, n)
+
+    @property
+    def assumption(self) -> str:
+        return (
+            f"{self.count} units were drawn for every step without replacement, and which ones were is secret; "
+            "neighbouring data sets differ in one unit that is replaced by another"
+        )
+
+
+@dataclass(frozen=True)
+class Separated(Sampling):
+    """``count`` units a step, and a unit that took part sits out at least ``separation`` steps.
+
+    Units are in separation + 1 groups by their number, and a step draws from the group whose turn it is: so the limit
+    holds by construction, and nothing has to be remembered. Nothing is assumed to be secret about who comes when.
+    """
+
+    count: int
+    separation: int
+
+    def __post_init__(self) -> None:
+        if self.count < 1:
+            raise ValueError(f"at least one unit has to take part in a step, not {self.count}")
+        if self.separation < 1 or self.separation != int(self.separation):
+            raise ValueError(f"separation is a whole number of steps, at least 1, not {self.separation:g}")
+
+    @property
+    def period(self) -> int:
+        return self.separation + 1
+
+    def check(self, n: int) -> None:
+        if self.count > n // self.period:
+            raise ValueError(
+                f"{self.count} units a step that sit out {self.separation} steps need "
+                f"{self.count * self.period} units, and there are {n}: use a smaller count or separation"
+            )
+
+    def units(self, step: int, n: int, source: Words) -> npt.NDArray[np.int64]:
+        self.check(n)
+        group = step % self.period
+        size = -(-(n - group) // self.period)
+        return group + self.period * _drawn(self.count, size, source.words("sampling", step, self.count))
+
+    def expected_batch(self, n: int) -> float:
+        return float(self.count)
+
+    def steps_per_epoch(self, n: int) -> int:
+        return self.period
+
+    def charge_key(self, step: int, n: int) -> str:
+        return f"turn:{step // self.period}"  # a unit takes part once in it at most
+
+    def charges(self, steps: int, n: int) -> int:
+        return -(-steps // self.period)
+
+    def amplified_rate(self, n: int) -> float | None:
+        return None
+
+    def order_lasts(self, n: int) -> float:
+        return math.inf
+
+    @property
+    def min_separation(self) -> int:
+        return self.separation
+
+    @property
+    def assumption(self) -> str:
+        return (
+            f"a unit that took part sat out at least {self.separation} steps; nothing is assumed to be random"
+        )
+
+
+def _drawn(count: int, n: int, words: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
+    """``count`` different numbers below n, sorted, by Floyd's algorithm: as many draws, whatever n."""
+    found: set[int] = set()
+    for last, word in zip(range(n - count, n), words.tolist(), strict=True):
+        drawn = (word * (last + 1)) >> 64
+        found.add(last if drawn in found else drawn)
+    return np.array(sorted(found), dtype=np.int64)

@@ -12,7 +12,7 @@ from torch import Tensor
 from sordino.data.sampling import Sampling
 from sordino.noise.gaussian import GaussianNoise
 from sordino.noise.mechanism import Mechanism, Releases, State
-from sordino.privacy.events import release, repeat
+from sordino.privacy.events import repeat
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class _IndependentReleases(Releases):
         self, step: int, noise_multiplier: float, probe_multipliers: Sequence[float]
     ) -> tuple[str, DpEvent]:
         # Gradient and probes are one joint release of the multiplier z.
-        event = release(noise_multiplier, self.sampling.amplified_rate(self.units))
+        event = self.sampling.release(noise_multiplier, self.units)
         return self.sampling.charge_key(step, self.units), event
 
     def cost(self, steps: int, noise_multiplier: float, probe_multipliers: Sequence[float]) -> DpEvent:

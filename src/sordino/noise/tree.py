@@ -25,7 +25,7 @@ from sordino.data.sampling import Sampling
 from sordino.noise.gaussian import GaussianNoise
 from sordino.noise.mechanism import Mechanism, Releases, State
 from sordino.privacy.events import compose, repeat
-from sordino.privacy.trees import fixed_order_sensitivity, tree_release
+from sordino.privacy.trees import fixed_order_sensitivity, tree_release, worst_case_sensitivity
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class Tree(Mechanism):
                 f"the order of the batches changes every {lasts:g} steps and a tree holds {leaves}: shuffle when a "
                 "tree begins, and at no other time"
             )
-        return TreeReleases(self, per_epoch, leaves, steps)
+        return TreeReleases(self, per_epoch, leaves, steps, sampling.min_separation)
 
 
 def noise_of_sums(tree: Tree, steps: int, per_epoch: int) -> float:
@@ -145,6 +145,7 @@ class TreeReleases(Releases):
     per_epoch: int
     leaves: int
     steps: int | None
+    min_separation: int | None = None  # all that is known about the order of units, if it is not one order
     _spare: list[Tensor] = field(default_factory=list, repr=False, compare=False)
 
     def split(self, noise_multiplier: float, probe_multipliers: Sequence[float]) -> float:
@@ -174,14 +175,15 @@ class TreeReleases(Releases):
 
     def explanation(self, noise_multiplier: float, probe_multipliers: Sequence[float]) -> str | None:
         size, completed = self._size(0), self._completed(0)
-        squares = _squared_sensitivity(size, self.per_epoch, completed)
+        squares = _squared_sensitivity(size, self.per_epoch, completed, self.min_separation)
         filled = (
             ", filled up to a power of two with steps without data unless it is the last" if completed else ""
         )
         visits = -(-size // self.per_epoch)
+        once = "once every" if self.min_separation is None else "in whatever order, once in any"
         return (
             f"noise of multiplier {noise_multiplier:.6g} on every node of binary trees over the steps; an event is a "
-            f"tree, the first of {size} steps{filled}, in which a unit takes part {visits} times at most, once every "
+            f"tree, the first of {size} steps{filled}, in which a unit takes part {visits} times at most, {once} "
             f"{self.per_epoch} steps: squared sensitivity {squares:g}, a Gaussian of multiplier z / sqrt of that"
             + "".join(
                 f"; and {visits} releases of multiplier {z:.6g} of a probe, added in squares"
@@ -195,7 +197,7 @@ class TreeReleases(Releases):
 
     def _price(self, number: int, noise_multiplier: float, probe_multipliers: tuple[float, ...]) -> DpEvent:
         size = self._size(number)
-        squares = _squared_sensitivity(size, self.per_epoch, self._completed(number))
+        squares = _squared_sensitivity(size, self.per_epoch, self._completed(number), self.min_separation)
         if noise_multiplier > 0 and probe_multipliers:
             # Each visit of a unit is a release of each probe, with noise of its own. Ratios add in squares.
             visits = -(-size // self.per_epoch)
@@ -325,7 +327,11 @@ class _Nodes:
 
 
 @lru_cache(maxsize=64)
-def _squared_sensitivity(steps: int, per_epoch: int, completed: bool) -> float:
+def _squared_sensitivity(
+    steps: int, per_epoch: int, completed: bool, min_separation: int | None = None
+) -> float:
+    if min_separation is not None:
+        return float(worst_case_sensitivity(steps, min_separation=min_separation, completed=completed))
     return float(fixed_order_sensitivity(steps, per_epoch, completed=completed))
 
 

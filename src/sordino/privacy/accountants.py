@@ -1,4 +1,7 @@
-"""What events cost: epsilon at a given delta, by named accountants, all under the zero-out relation."""
+"""What events cost: epsilon at a given delta, by named accountants, under the zero-out relation.
+
+Samples without replacement alone are priced under substitution, and never together with anything else.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +20,19 @@ from sordino.privacy.loss_distribution import (
     pld_supports,
     squared_mu,
 )
-from sordino.privacy.renyi import MOMENTS_ORDERS, ORDERS, Vector, epsilon_from_rdp, rdp_of
+from sordino.privacy.renyi import (
+    MOMENTS_ORDERS,
+    ORDERS,
+    ZERO_OUT,
+    Vector,
+    epsilon_from_rdp,
+    rdp_of,
+    relation_of,
+)
 
 ACCOUNTANTS = ("auto", "moments", "pld", "rdp")
 CONVERSIONS = ("basic", "improved")
 NO_CONVERSION = "none"  # what a PLD guarantee records: it reads epsilon off the distribution
-RELATION = "zero-out (REPLACE_SPECIAL)"
 
 # "auto" asks PLD only where it is fast and its gain matters: both limits are about time, not validity.
 # Measured on one core: 0.3 s at noise 1, 1 s at 0.6, 2 s below; each distinct sampled mechanism counts.
@@ -43,7 +53,7 @@ class Guarantee:
     delta: float
     accountant: str
     conversion: str
-    relation: str = RELATION
+    relation: str = ZERO_OUT
     zcdp_rho: float | None = None
     gdp_mu: float | None = None
 
@@ -51,7 +61,8 @@ class Guarantee:
 def price(event: DpEvent, delta: float, accountant: str = "auto", conversion: str = "improved") -> Guarantee:
     """The guarantee of `event`, a plan fixed in advance, at `delta`.
 
-    Neighbouring data sets differ by zeroing out one unit's contribution (`REPLACE_SPECIAL`), so n is public.
+    Neighbouring data sets differ by zeroing out one unit's contribution (`REPLACE_SPECIAL`), so n is public; for
+    samples without replacement by substituting one (`REPLACE_ONE`), which `rdp` prices.
 
     - `rdp`: Renyi DP over a fixed set of orders (Mironov 2017; Mironov, Talwar and Zhang 2019) with the
       `improved` (Canonne, Kamath and Steinke 2020) or the `basic` conversion.
@@ -68,12 +79,12 @@ def price(event: DpEvent, delta: float, accountant: str = "auto", conversion: st
     """
     delta = check_delta(delta)
     check_names(accountant, conversion)
-    mu_squared = squared_mu(event)
+    mu_squared, relation = squared_mu(event), relation_of(event)
 
     def guarantee(epsilon: float, accountant: str, conversion: str) -> Guarantee:
         rho = None if mu_squared is None else mu_squared / 2
         mu = None if mu_squared is None else math.sqrt(mu_squared)
-        return Guarantee(epsilon, delta, accountant, conversion, RELATION, rho, mu)
+        return Guarantee(epsilon, delta, accountant, conversion, relation, rho, mu)
 
     if accountant == "moments":
         rdp = rdp_of(event, MOMENTS_ORDERS)

@@ -14,12 +14,13 @@ from dp_accounting import DpEvent, NonPrivateDpEvent
 from sordino.privacy.accountants import Guarantee, price
 from sordino.privacy.budget import check_delta
 from sordino.privacy.events import event_from_json, event_to_json, leaves
+from sordino.privacy.renyi import SUBSTITUTION
 
 FORMAT = "sordino-certificate/1"
 UNITS = ("example", "user")
 N_IS_PUBLIC = (
-    "Neighbouring data sets differ by zeroing out the contribution of one {unit}; the number of {unit}s, "
-    "and with it sampling rate and number of steps, is public."
+    "Neighbouring data sets differ by {how} one {unit}; the number of {unit}s, and with it sampling rate and number of "
+    "steps, is public."
 )
 SEED_WARNING = "The run used a known seed: whoever knows it can remove the noise, so the guarantee is void."
 
@@ -41,7 +42,8 @@ def certificate(
     """
     if unit not in UNITS:
         raise ValueError(f"unit must be one of {', '.join(UNITS)}, not {unit!r}")
-    stated = [N_IS_PUBLIC.format(unit=unit), *assumptions]
+    how = "replacing" if guarantee.relation == SUBSTITUTION else "zeroing out the contribution of"
+    stated = [N_IS_PUBLIC.format(how=how, unit=unit), *assumptions]
     if seeded:
         stated.append(SEED_WARNING)
     return {

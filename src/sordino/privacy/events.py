@@ -17,6 +17,7 @@ from dp_accounting import (
     NonPrivateDpEvent,
     NoOpDpEvent,
     PoissonSampledDpEvent,
+    SampledWithoutReplacementDpEvent,
     SelfComposedDpEvent,
 )
 
@@ -60,6 +61,23 @@ def release(noise_multiplier: float, amplified_rate: float | None) -> DpEvent:
     if amplified_rate is None:
         return gaussian(noise_multiplier)
     return poisson_gaussian(noise_multiplier, amplified_rate)
+
+
+def sampled_without_replacement(noise_multiplier: float, count: int, units: int) -> DpEvent:
+    """One step on ``count`` of ``units`` units, drawn without replacement; noise has std `noise_multiplier` times C.
+
+    This is about substituting a unit: its clipped contribution goes and another comes, so the sum moves by 2C, and
+    the event records half the multiplier. All of the units are a sample too: nothing is amplified then.
+
+    >>> sampled_without_replacement(1.0, 10, 100).event
+    GaussianDpEvent(noise_multiplier=0.5)
+    """
+    if not 1 <= count <= units:
+        raise ValueError(f"{count} units cannot be drawn from {units} without replacement")
+    release = gaussian(noise_multiplier / 2)
+    if isinstance(release, NonPrivateDpEvent):
+        return release
+    return SampledWithoutReplacementDpEvent(int(units), int(count), release)
 
 
 def repeat(event: DpEvent, count: int) -> DpEvent:
@@ -122,6 +140,9 @@ def event_to_json(event: DpEvent) -> dict[str, Any]:
     if kind is PoissonSampledDpEvent:
         inner = event_to_json(event.event)
         return {"type": "poisson_sampled", "sampling_rate": float(event.sampling_probability), "event": inner}
+    if kind is SampledWithoutReplacementDpEvent:
+        size = {"units": int(event.source_dataset_size), "count": int(event.sample_size)}
+        return {"type": "sampled_without_replacement", **size, "event": event_to_json(event.event)}
     if kind is SelfComposedDpEvent:
         return {"type": "repeated", "count": int(event.count), "event": event_to_json(event.event)}
     if kind is ComposedDpEvent:
@@ -150,6 +171,14 @@ def event_from_json(data: Mapping[str, Any]) -> DpEvent:
             if not 0 < rate <= 1:
                 raise ValueError(f"a poisson_sampled event needs a sampling_rate in (0, 1], not {rate}")
             return PoissonSampledDpEvent(rate, event_from_json(data["event"]))
+        if kind == "sampled_without_replacement":
+            units, drawn = data["units"], data["count"]
+            whole = all(isinstance(x, int) and not isinstance(x, bool) for x in (units, drawn))
+            if not whole or not 1 <= drawn <= units:
+                raise ValueError(
+                    f"a sample of {drawn!r} of {units!r} units cannot be drawn without replacement"
+                )
+            return SampledWithoutReplacementDpEvent(units, drawn, event_from_json(data["event"]))
         if kind == "repeated":
             count = data["count"]
             if not isinstance(count, int) or isinstance(count, bool) or count < 1:

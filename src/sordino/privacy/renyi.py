@@ -20,7 +20,9 @@ from dp_accounting import (
     DpEvent,
     GaussianDpEvent,
     NeighboringRelation,
+    NonPrivateDpEvent,
     PoissonSampledDpEvent,
+    SampledWithoutReplacementDpEvent,
     UnsupportedEventError,
 )
 from dp_accounting.rdp import RdpAccountant, compute_epsilon
@@ -46,8 +48,31 @@ MOMENTS_ORDERS: tuple[float, ...] = tuple(float(order) for order in range(2, 34)
 _MOST_GRID_POINTS = 8_000  # beyond (noise below about 0.06) dp-accounting's looser series has to do
 
 
+ZERO_OUT = "zero-out (REPLACE_SPECIAL)"
+SUBSTITUTION = "substitution (REPLACE_ONE)"
+
+
+def relation_of(event: DpEvent) -> str:
+    """How neighbouring data sets differ: one unit is zeroed out, or for samples without replacement, substituted.
+
+    What was spent under one relation says nothing under the other, so events of both kinds have no price.
+    """
+    kinds = {
+        isinstance(leaf, SampledWithoutReplacementDpEvent)
+        for leaf, _ in leaves(event)
+        if not isinstance(leaf, NonPrivateDpEvent)
+    }
+    if kinds == {True, False}:
+        raise ValueError(
+            "samples without replacement are priced for substituting a unit and everything else for zeroing it out: "
+            "they cannot be added up; use Poisson sampling"
+        )
+    return SUBSTITUTION if kinds == {True} else ZERO_OUT
+
+
 def rdp_of(event: DpEvent, orders: tuple[float, ...] = ORDERS) -> Vector:
-    """RDP of `event` at `orders` under the zero-out relation; infinite where it is not private."""
+    """RDP of `event` at `orders` under its `relation_of`; infinite where it is not private."""
+    relation_of(event)  # or refuse
     total = np.zeros(len(orders))
     for leaf, count in leaves(event):
         total += count * _rdp_of_leaf(leaf, orders)
@@ -105,7 +130,9 @@ _cached_rdp_of_leaf = lru_cache(maxsize=256)(_computed_rdp_of_leaf)
 
 
 def _rdp_by_dp_accounting(leaf: DpEvent, orders: Vector) -> Vector:
-    accountant = RdpAccountant(orders, NeighboringRelation.REPLACE_SPECIAL)
+    substituted = isinstance(leaf, SampledWithoutReplacementDpEvent)
+    relation = NeighboringRelation.REPLACE_ONE if substituted else NeighboringRelation.REPLACE_SPECIAL
+    accountant = RdpAccountant(orders, relation)
     try:
         with _quiet_absl(), np.errstate(all="ignore"):
             accountant.compose(leaf)
