@@ -25,3 +25,4 @@ class Loaded:
     public: tuple[str, ...] = ("number of rows", "number of classes", "shape of the inputs")
     mean: tuple[float, ...] = (0.0,)
     std: tuple[float, ...] = (1.0,)
+    users: Tensor | None = None  # whose each training row is, where the rows have owners

@@ -16,6 +16,7 @@ from sordino.data.emnist import BYMERGE, LETTERS
 from sordino.data.idx import FASHION_MNIST, MNIST
 from sordino.data.loaded import Loaded
 from sordino.data.npz import load_npz
+from sordino.data.shakespeare import load_shakespeare
 
 NAMED_SETS: dict[str, Callable[[Folders], Loaded]] = {
     "adult": load_adult,
@@ -26,6 +27,7 @@ NAMED_SETS: dict[str, Callable[[Folders], Loaded]] = {
     "emnist-letters": LETTERS.load,
     "fashion-mnist": FASHION_MNIST.load,
     "mnist": MNIST.load,
+    "shakespeare": load_shakespeare,
 }
 
 
