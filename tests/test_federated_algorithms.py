@@ -92,7 +92,7 @@ def drive(
     mean_examples: float | None = None,
     steps_of: Callable[[int], Sequence[float]] | None = None,
 ) -> Trace:
-    """The rounds, participants as rows of a matrix; ``steps_of`` gives the rates of a round's steps, relative to its."""
+    """The rounds, participants as rows of a matrix; ``steps_of`` gives the rates of a round's steps, over its own."""
     clients, size = of.targets.shape
     targets, curvatures = torch.tensor(of.targets, dtype=dtype), torch.tensor(of.curvatures, dtype=dtype)
     theta = torch.zeros(size, dtype=dtype)
@@ -491,7 +491,7 @@ def test_feddyns_pull_is_mu_and_not_half_of_it() -> None:
     trace = drive(FedDyn(mu=0.3), of)
     start = trace.thetas[0]
     curvature, target = torch.tensor(of.curvatures[0]), torch.tensor(of.targets[0])
-    h = 0.3 * (curvature * -target) / -(curvature + 0.3) * -1  # of round 1: mu g, x = c a / (c + mu)
+    h = -0.3 * curvature * target / (curvature + 0.3)  # of round 1: mu g = -mu x, as theta is 0
     x = (curvature * target + h + 0.3 * start) / (curvature + 0.3)
     torch.testing.assert_close(trace.states["h"][0], curvature * (x - target))
     who = Participants({}, torch.ones(1, 1), torch.tensor([[5.0]]), torch.ones(1, 1))

@@ -1,7 +1,7 @@
 """Local steps of all participants at once: vector formulas on a matrix of parameter vectors, one row per client.
 
-``field(x)`` gives the gradients of every row on its own next batch, offset and pull of the algorithm included. Rows that
-are done (a client with fewer batches) are left as they are.
+``field(x)`` gives the gradients of every row on its own next batch, offset and pull of the algorithm included. No row
+depends on another.
 """
 
 from __future__ import annotations
@@ -15,8 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-State = dict[str, Any]
+State = dict[str, Tensor]  # a row for each client in all of it
 Field = Callable[[Tensor], Tensor]  # [P, d] -> [P, d]; every call draws a batch
+
+# Beyond these a single-precision step vanishes or overflows.
+_SMALLEST, _LARGEST = 1e-30, 1e38
 
 
 class LocalRule(ABC):
@@ -26,26 +29,60 @@ class LocalRule(ABC):
     keeps_rate = False  # whether a client has a rate of its own that may outlive a round
 
     def start(self, x_Pd: Tensor, rates_P1: Tensor) -> State:
+        """What a step needs of those before it, in the same round."""
         return {"rates": rates_P1.clone()}
 
     @abstractmethod
+    def move(self, field: Field, x_Pd: Tensor, state: State) -> None:
+        """Move x and the state in place, every row."""
+
     def step(self, field: Field, x_Pd: Tensor, active_P1: Tensor | None, state: State) -> None:
-        """Move the active rows of x in place."""
+        """Move the active rows of x and of the state in place; the others stay what they are, bit for bit."""
+        idle = None if active_P1 is None else (active_P1 == 0).flatten().nonzero().flatten()
+        if idle is None or len(idle) == 0:
+            self.move(field, x_Pd, state)
+            return
+        # Rows are put back and not multiplied with 0, as 0 times what overflowed is no number.
+        kept = {name: part[idle] for name, part in state.items()}
+        kept_x = x_Pd[idle]
+        self.move(field, x_Pd, state)
+        x_Pd[idle] = kept_x
+        for name, part in kept.items():
+            state[name][idle] = part
+
+    def length(self, state: State) -> Tensor | None:
+        """How often each client's mean gradient went into x, [P, 1], where that is not steps times rate."""
+        return None
 
 
 @dataclass(frozen=True)
 class LocalSgd(LocalRule):
-    """x <- x - rate g, with heavy-ball momentum if asked for."""
+    """v <- momentum v + g;  x <- x - rate v."""
 
     momentum: float = 0.0
 
-    def step(self, field: Field, x_Pd: Tensor, active_P1: Tensor | None, state: State) -> None:
-        gradients = field(x_Pd)
+    def __post_init__(self) -> None:
+        if not 0 <= self.momentum < 1:
+            raise ValueError(f"momentum must be in [0, 1), not {self.momentum:g}")
+
+    def start(self, x_Pd: Tensor, rates_P1: Tensor) -> State:
+        state = super().start(x_Pd, rates_P1)
         if self.momentum:
-            velocity = state.setdefault("velocity", torch.zeros_like(x_Pd))
-            gradients = velocity.mul_(self.momentum).add_(gradients)
-        rates = state["rates"] if active_P1 is None else state["rates"] * active_P1
-        x_Pd.addcmul_(gradients, rates, value=-1)
+            state["velocity"] = torch.zeros_like(x_Pd)
+            state["weight"] = torch.zeros_like(rates_P1)
+            state["length"] = torch.zeros_like(rates_P1)
+        return state
+
+    def move(self, field: Field, x_Pd: Tensor, state: State) -> None:
+        direction = field(x_Pd)
+        if self.momentum:
+            direction = state["velocity"].mul_(self.momentum).add_(direction)
+            # What a gradient that never changes would have been multiplied with.
+            state["length"].addcmul_(state["weight"].mul_(self.momentum).add_(1), state["rates"])
+        x_Pd.addcmul_(direction, state["rates"], value=-1)
+
+    def length(self, state: State) -> Tensor | None:
+        return state.get("length")
 
 
 @dataclass(frozen=True)
@@ -54,26 +91,34 @@ class LocalAdam(LocalRule):
 
     beta1: float = 0.9
     beta2: float = 0.999
-    stability: float = 1e-8
+    eps: float = 1e-8
 
-    def step(self, field: Field, x_Pd: Tensor, active_P1: Tensor | None, state: State) -> None:
+    def __post_init__(self) -> None:
+        if not (0 <= self.beta1 < 1 and 0 <= self.beta2 < 1 and self.eps > 0):
+            raise ValueError("Adam needs beta1 and beta2 in [0, 1) and eps > 0")
+
+    def start(self, x_Pd: Tensor, rates_P1: Tensor) -> State:
+        moments = {"first": torch.zeros_like(x_Pd), "second": torch.zeros_like(x_Pd)}
+        # The powers of the betas, not a number of steps: rows may have taken different ones.
+        powers = {"power1": torch.ones_like(rates_P1), "power2": torch.ones_like(rates_P1)}
+        return super().start(x_Pd, rates_P1) | moments | powers
+
+    def move(self, field: Field, x_Pd: Tensor, state: State) -> None:
         gradients = field(x_Pd)
-        state["steps"] = count = state.get("steps", 0) + 1
-        first = state.setdefault("first", torch.zeros_like(x_Pd)).lerp_(gradients, 1 - self.beta1)
-        second = state.setdefault("second", torch.zeros_like(x_Pd))
-        second.mul_(self.beta2).addcmul_(gradients, gradients, value=1 - self.beta2)
-        scale = math.sqrt(1 - self.beta2**count) / (1 - self.beta1**count)
-        rates = state["rates"] if active_P1 is None else state["rates"] * active_P1
-        step = first / second.sqrt().add_(self.stability * math.sqrt(1 - self.beta2**count))
-        x_Pd.addcmul_(step, rates, value=-scale)
+        first = state["first"].mul_(self.beta1).add_(gradients, alpha=1 - self.beta1)
+        second = state["second"].mul_(self.beta2).addcmul_(gradients, gradients, value=1 - self.beta2)
+        left1, left2 = 1 - state["power1"].mul_(self.beta1), 1 - state["power2"].mul_(self.beta2)
+        scale = (second / left2).sqrt_().add_(self.eps)
+        x_Pd.addcdiv_(first * (state["rates"] / left1), scale, value=-1)
 
 
 @dataclass(frozen=True)
 class LocalExtrapolation(LocalRule):
     """ADADP's step with a rate of its own for every client (Koskela and Honkela, 2020, adaptive federated averaging).
 
-    A full step against two half steps; their distance, each coordinate relative to max(1, |full|), is the error, and the rate is
-    multiplied by tol / error, within [0.9, 1.1]. A step whose error is above tol is taken back if ``discard``.
+    A full step against two half steps, each on a batch of its own. Their distance, each coordinate relative to
+    max(1, |full|), is the error, and the rate is multiplied by tol / error, within [shrink, grow]. The two half steps
+    are what is kept; a step whose error is above tol is taken back if ``discard``.
     """
 
     tol: float = 0.1
@@ -83,18 +128,61 @@ class LocalExtrapolation(LocalRule):
     batches_per_step = 2
     keeps_rate = True
 
-    def step(self, field: Field, x_Pd: Tensor, active_P1: Tensor | None, state: State) -> None:
+    def __post_init__(self) -> None:
+        if not 0 < self.tol < math.inf:
+            raise ValueError(f"tol must be positive and finite, not {self.tol:g}")
+        if not 0 < self.shrink <= 1 <= self.grow < math.inf:
+            raise ValueError("LocalExtrapolation needs 0 < shrink <= 1 <= grow")
+
+    def start(self, x_Pd: Tensor, rates_P1: Tensor) -> State:
+        return super().start(x_Pd, rates_P1) | {"length": torch.zeros_like(rates_P1)}
+
+    def move(self, field: Field, x_Pd: Tensor, state: State) -> None:
         rates = state["rates"]
         before = x_Pd.clone()
         first = field(x_Pd)
-        x_Pd.addcmul_(first, rates, value=-0.5)
-        second = field(x_Pd)
-        x_Pd.addcmul_(second, rates, value=-0.5)
         full = torch.addcmul(before, first, rates, value=-1)
-        size = full.abs().clamp_(min=1)
+        x_Pd.addcmul_(first, rates, value=-0.5)
+        x_Pd.addcmul_(field(x_Pd), rates, value=-0.5)
+        size = full.abs().clamp_min_(1)
         error = full.sub_(x_Pd).div_(size).norm(dim=1, keepdim=True)
-        factor = (self.tol / error).clamp(self.shrink, self.grow)
-        active = torch.ones_like(rates, dtype=torch.bool) if active_P1 is None else active_P1.bool()
-        kept = active & ((error <= self.tol) if self.discard else torch.ones_like(active))
-        x_Pd.copy_(torch.where(kept, x_Pd, before))
-        state["rates"] = torch.where(active, rates * factor.nan_to_num(self.shrink), rates)
+        moved = rates
+        if self.discard:
+            fine = error <= self.tol  # not of an error that is no number
+            undone = (~fine).flatten().nonzero().flatten()
+            if len(undone):
+                x_Pd[undone] = before[undone]
+            moved = rates * fine
+        state["length"] += moved
+        factor = (self.tol / error).clamp_(self.shrink, self.grow).nan_to_num_(self.shrink)
+        state["rates"] = (rates * factor).clamp_(_SMALLEST, _LARGEST)
+
+    def length(self, state: State) -> Tensor | None:
+        return state["length"]
+
+
+@dataclass(frozen=True)
+class OwnLoop:
+    """A client's local training in one's own words: no step rule, but all of a round of one client.
+
+    ``function(theta, inputs, targets, generator)`` gets the server's parameters [d], the client's own rows, and a
+    generator that is seeded for this round and this client, and returns the client's parameters [d]. It must not write
+    into what it gets, and take all its randomness from the generator. Offset and pull of the algorithm are not in its
+    gradients, so it goes with algorithms that have none: FedAvg and FedAdam.
+    """
+
+    function: Callable[[Tensor, Any, Any, torch.Generator], Tensor]
+
+
+LOCAL_RULES: dict[str, type[LocalRule]] = {"adadp": LocalExtrapolation, "adam": LocalAdam, "sgd": LocalSgd}
+
+
+def local_named(name: str) -> LocalRule:
+    """The local rule of this name.
+
+    >>> local_named("adadp")
+    LocalExtrapolation(tol=0.1, discard=True, shrink=0.9, grow=1.1)
+    """
+    if name not in LOCAL_RULES:
+        raise ValueError(f"there is no local rule {name!r}: choose one of {', '.join(sorted(LOCAL_RULES))}")
+    return LOCAL_RULES[name]()
