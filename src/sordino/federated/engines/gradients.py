@@ -1,69 +1,192 @@
-"""The gradients of many clients at once, by the fastest way a model allows."""
+"""The gradients of many clients at once, by the fastest way that a model allows.
+
+* stacked: each layer has a rule of its own for many clients (`stacked.py`).
+* mapped: `torch.func.vmap` over clients.
+* looped: plain autograd, one client after the other. Anything works, and it can be stepped through; "debug" is another
+  name for it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Protocol
+import time
+import warnings
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from sordino.federated.engines.stacked import StackedGradients, can_stack
+from sordino.data.tree import tree_map
+from sordino.federated.engines.losses import Loss
+from sordino.federated.engines.stacked import StackedGradients
 from sordino.vector import ParameterVector
 
-Loss = Callable[[Tensor, Tensor], Tensor]
+ENGINES = ("stacked", "mapped", "looped", "debug")
+_TOLERANCE = 1e-4  # relative, by client, between two ways
+_SECONDS = 0.5  # how long to try a way out
+_CALLS = 5  # how often at most
+_ADVANTAGE = 0.9  # a way that comes later in the order must take less than this share of the time
 
 
 class Gradients(Protocol):
-    """Gradients [P, d] of each row's mean loss over its own batch."""
+    """Gradients [P, d]: row p is that of sum_b weights[p, b] * loss(model at x[p] (inputs[p, b]), targets[p, b])."""
 
-    def __call__(self, x_Pd: Tensor, inputs_PB: Tensor, targets_PB: Tensor, weights_PB: Tensor) -> Tensor: ...
+    def __call__(self, x_Pd: Tensor, inputs_PB: Any, targets_PB: Any, weights_PB: Tensor) -> Tensor: ...
 
 
-def stacked(model: nn.Module, loss: Loss, vector: ParameterVector) -> Gradients | None:
-    """Batches of matrix products; None if a layer has no such form."""
-    if not can_stack(model):
-        return None
-    parts = StackedGradients(model, loss, vector.slots)
-
-    def gradients(x_Pd: Tensor, inputs_PB: Tensor, targets_PB: Tensor, weights_PB: Tensor) -> Tensor:
-        found = parts(x_Pd, inputs_PB, targets_PB, weights_PB)
-        return torch.cat([part.flatten(1) for part in found], dim=1)
-
-    return gradients
+def stacked(model: nn.Module, loss: Loss, vector: ParameterVector, *, reuse: bool = False) -> Gradients:
+    """Rules for many clients, layer by layer. ``reuse``: the result is overwritten by the next call."""
+    return StackedGradients(model, loss, vector, reuse=reuse)
 
 
 def mapped(model: nn.Module, loss: Loss, vector: ParameterVector) -> Gradients:
     """`torch.func.vmap` over clients: for models made of anything that it can batch."""
+    random = next(
+        (
+            m
+            for m in model.modules()
+            if isinstance(m, nn.modules.dropout._DropoutNd) and m.training and m.p > 0
+        ),
+        None,
+    )
+    if random is not None:
+        raise ValueError(f"clients of a model with {random} cannot be mapped: use engine='looped'")
     names = [slot.name for slot in vector.slots]
-    shapes = [slot.parameter.shape for slot in vector.slots]
-    sizes = [slot.stop - slot.start for slot in vector.slots]
 
-    def mean_loss(x_d: Tensor, inputs_B: Tensor, targets_B: Tensor, weights_B: Tensor) -> Tensor:
-        parts = [part.view(shape) for part, shape in zip(x_d.split(sizes), shapes, strict=True)]
-        output = functional_call(model, dict(zip(names, parts, strict=True)), (inputs_B,))
-        return (loss(output, targets_B) * weights_B).sum()
+    def weighted_loss(x_d: Tensor, inputs_B: Any, targets_B: Any, weights_B: Tensor) -> Tensor:
+        parts = [part for _, part in vector.split(x_d)]
+        outputs = functional_call(model, dict(zip(names, parts, strict=True)), (inputs_B,))
+        return _weighted(loss(outputs, targets_B), weights_B)
 
-    return vmap(grad(mean_loss), randomness="error")  # type: ignore[no-any-return]
+    gradients: Gradients = vmap(grad(weighted_loss), randomness="error")  # type: ignore[arg-type]
+    return gradients
 
 
 def looped(model: nn.Module, loss: Loss, vector: ParameterVector) -> Gradients:
-    """One client after the other, in plain autograd: for everything, and to step through."""
+    """One client after the other, in plain autograd. Random layers draw from torch's own generator."""
+    parameters = [slot.parameter for slot in vector.slots]
 
-    def gradients(x_Pd: Tensor, inputs_PB: Tensor, targets_PB: Tensor, weights_PB: Tensor) -> Tensor:
-        found = torch.empty_like(x_Pd)
-        parameters = [slot.parameter for slot in vector.slots]
+    def gradients(x_Pd: Tensor, inputs_PB: Any, targets_PB: Any, weights_PB: Tensor) -> Tensor:
+        result = torch.empty_like(x_Pd, memory_format=torch.contiguous_format)
         before = vector.theta.clone()
-        for row, x_d, inputs_B, targets_B, weights_B in zip(
-            found, x_Pd, inputs_PB, targets_PB, weights_PB, strict=True
-        ):
-            vector.theta.copy_(x_d)
-            with torch.enable_grad():
-                total = (loss(model(inputs_B), targets_B) * weights_B).sum()
-                parts = torch.autograd.grad(total, parameters)
-            torch.cat([part.flatten() for part in parts], out=row)
-        vector.theta.copy_(before)
-        return found
+        try:
+            for row, (x_d, weights_B, into) in enumerate(zip(x_Pd, weights_PB, result, strict=True)):
+                vector.theta.copy_(x_d)
+                inputs_B, targets_B = (_row(tree, row) for tree in (inputs_PB, targets_PB))
+                with torch.enable_grad():
+                    total = _weighted(loss(model(inputs_B), targets_B), weights_B)
+                    parts = torch.autograd.grad(total, parameters, materialize_grads=True)
+                torch.cat([part.flatten() for part in parts], out=into)
+        finally:
+            vector.theta.copy_(before)
+        return result
 
     return gradients
+
+
+def _row(tree: Any, row: int) -> Any:
+    return tree_map(lambda leaf: leaf[row], tree)
+
+
+def _weighted(losses_B: Tensor, weights_B: Tensor) -> Tensor:
+    if losses_B.shape != weights_B.shape:
+        raise ValueError(
+            f"the loss must give one value per example, not a tensor of shape {tuple(losses_B.shape)}: use "
+            "reduction='none'"
+        )
+    return (losses_B * weights_B).sum()
+
+
+def engine_named(
+    name: str, model: nn.Module, loss: Loss, vector: ParameterVector, *, reuse: bool = False
+) -> Gradients:
+    """The way of that name; a model that it cannot be used with is an error, here or at the first call.
+
+    With ``reuse`` the result of a call may be overwritten by the next one.
+    """
+    if name == "stacked":
+        return stacked(model, loss, vector, reuse=reuse)
+    if name == "mapped":
+        return _explained(mapped(model, loss, vector))
+    if name in ("looped", "debug"):
+        return looped(model, loss, vector)
+    raise ValueError(f"there is no engine {name!r}: use one of {', '.join(ENGINES)}, or auto")
+
+
+def _explained(gradients: Gradients) -> Gradients:
+    """With a hint if `vmap` does not know what to do."""
+
+    def explained(x_Pd: Tensor, inputs_PB: Any, targets_PB: Any, weights_PB: Tensor) -> Tensor:
+        try:
+            return gradients(x_Pd, inputs_PB, targets_PB, weights_PB)
+        except (RuntimeError, NotImplementedError) as error:
+            raise ValueError(
+                "the clients of this model cannot be mapped with torch.func.vmap: use engine='looped' "
+                f"({str(error).splitlines()[0]})"
+            ) from error
+
+    return explained
+
+
+def choose(
+    model: nn.Module,
+    loss: Loss,
+    vector: ParameterVector,
+    inputs_PB: Any,
+    targets_PB: Any,
+    weights_PB: Tensor,
+    *,
+    reuse: bool = False,
+) -> tuple[str, Gradients]:
+    """The fastest way for this model and rows of these shapes, among those that agree with plain autograd.
+
+    The rows may be made up, but should be such as the model can work with. torch's random numbers, the model and its
+    parameters are afterwards what they were. Of ways that take about the same time it is the first of stacked, mapped,
+    looped.
+    """
+    clients = len(weights_PB)
+    draws = torch.Generator().manual_seed(
+        0
+    )  # every client at a place of its own, or a mix-up would not be seen
+    away = torch.randn(clients, len(vector), generator=draws).to(vector.theta.device)
+    x_Pd = vector.theta + away * (0.1 * vector.size)
+    rows = (x_Pd, inputs_PB, targets_PB, weights_PB)
+    plain = looped(model, loss, vector)
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # vmap warns of what it cannot batch, and that is seen in its time
+        expected = plain(*rows)
+        ways: dict[str, Gradients] = {}
+        for name in ("stacked", "mapped"):
+            try:
+                way = engine_named(name, model, loss, vector, reuse=reuse)
+                found = way(*rows)
+            except Exception:
+                continue
+            if _agree(found, expected):
+                ways[name] = way
+        ways["looped"] = plain
+        if len(ways) == 1:
+            return "looped", plain
+        best, least = "", float("inf")
+        for name, way in ways.items():
+            seconds = _seconds(way, rows)
+            if seconds < least * _ADVANTAGE:
+                best, least = name, seconds
+    return best, ways[best]
+
+
+def _agree(found: Tensor, expected: Tensor) -> bool:
+    differences, sizes = (found - expected).norm(dim=1), expected.norm(dim=1)
+    return bool((differences <= _TOLERANCE * sizes + 1e-12).all())
+
+
+def _seconds(way: Gradients, rows: tuple[Tensor, Any, Any, Tensor]) -> float:
+    """The least time of a few calls."""
+    times: list[float] = []
+    while len(times) < _CALLS and sum(times) < _SECONDS:
+        start = time.perf_counter()
+        way(*rows)
+        if rows[0].is_cuda:
+            torch.cuda.synchronize()
+        times.append(time.perf_counter() - start)
+    return min(times)

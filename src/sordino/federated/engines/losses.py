@@ -1,0 +1,47 @@
+"""The gradients of weighted losses with respect to a model's outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+Loss = Callable[[Tensor, Tensor], Tensor]  # (outputs, targets) -> one value per example
+
+
+class OutputGradients:
+    """d/d outputs of sum_n weights[n] loss(outputs, targets)[n]."""
+
+    def __init__(self, loss: Loss) -> None:
+        self.loss = loss
+        self._is_cross_entropy = (
+            type(loss) is nn.CrossEntropyLoss
+            and loss.reduction == "none"
+            and loss.weight is None
+            and loss.label_smoothing == 0
+            and loss.ignore_index < 0
+            and not (loss._forward_hooks or loss._forward_pre_hooks)
+        )
+
+    def __call__(self, outputs_N: Tensor, targets_N: Tensor, weights_N: Tensor) -> Tensor:
+        classes = outputs_N.dim() == 2 and targets_N.dim() == 1 and targets_N.dtype == torch.int64
+        # Negative targets are those to be left out (``ignore_index``), or errors for torch to report.
+        if self._is_cross_entropy and classes and not bool((targets_N < 0).any()):
+            return _cross_entropy_gradients(outputs_N, targets_N, weights_N)
+        outputs = outputs_N.detach().requires_grad_()
+        with torch.enable_grad():
+            losses = self.loss(outputs, targets_N)
+        if losses.shape != weights_N.shape:
+            raise ValueError(
+                f"the loss must give one value per example, not a tensor of shape {tuple(losses.shape)}: use "
+                "reduction='none'"
+            )
+        return torch.autograd.grad(losses, outputs, weights_N)[0]
+
+
+def _cross_entropy_gradients(outputs_N: Tensor, targets_N: Tensor, weights_N: Tensor) -> Tensor:
+    """weight * (softmax - one-hot)."""
+    gradients = outputs_N.softmax(1)
+    gradients.scatter_add_(1, targets_N[:, None], gradients.new_full((1, 1), -1.0).expand(len(targets_N), 1))
+    return gradients.mul_(weights_N[:, None])
