@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -26,17 +28,30 @@ class Partition(ABC):
         """Row indices of each client, sorted."""
 
 
-def client_sizes(rows: int, clients: int, spread: float, chance: np.random.Generator) -> npt.NDArray[np.int64]:
-    """How many rows each client gets, all of them handed out: equal, or lognormal with this ``spread``."""
+def client_sizes(
+    rows: int, clients: int, spread: float, chance: np.random.Generator
+) -> npt.NDArray[np.int64]:
+    """How many rows each client gets, at least one and together all: equal, or lognormal with this ``spread``."""
     if not 1 <= clients <= rows:
-        raise ValueError(f"{rows} rows cannot be dealt to {clients} clients: at least one each, so at most {rows}")
+        raise ValueError(
+            f"{rows} rows cannot be dealt to {clients} clients: at least one each, so at most {rows}"
+        )
     shares = np.ones(clients) if spread == 0 else chance.lognormal(0.0, spread, clients)
-    # One row each, and of the rest whole numbers nearest to the shares: those that lose most by rounding get one more.
-    wanted = shares / shares.sum() * (rows - clients)
-    sizes = np.floor(wanted).astype(np.int64)
-    missing = rows - clients - int(sizes.sum())
-    sizes[np.argsort(sizes - wanted, kind="stable")[:missing]] += 1
-    return sizes + 1
+    wanted = shares / shares.sum() * rows
+    sizes: npt.NDArray[np.int64] = np.maximum(np.floor(wanted).astype(np.int64), 1)
+    missing = rows - int(sizes.sum())
+    if missing > 0:  # those that lost most by rounding get one more
+        sizes[np.argsort(sizes - wanted, kind="stable")[:missing]] += 1
+    while missing < 0:  # those that are there for a single row take it from the largest
+        largest = np.argsort(-sizes, kind="stable")[: min(-missing, int((sizes > 1).sum()))]
+        sizes[largest] -= 1
+        missing += len(largest)
+    return sizes
+
+
+def _check_spread(spread: float) -> None:
+    if not 0 <= spread < math.inf:
+        raise ValueError(f"spread must be a number of at least 0, not {spread:g}")
 
 
 @dataclass(frozen=True)
@@ -44,6 +59,9 @@ class Random(Partition):
     """Independent and identically distributed: every client gets random rows."""
 
     spread: float = 0.0  # of the sizes, lognormal; 0 is equal sizes
+
+    def __post_init__(self) -> None:
+        _check_spread(self.spread)
 
     def deal(self, labels: Labels, clients: int, chance: np.random.Generator) -> list[Rows]:
         sizes = client_sizes(len(labels), clients, self.spread, chance)
@@ -62,40 +80,59 @@ class Dirichlet(Partition):
     spread: float = 0.0
 
     def __post_init__(self) -> None:
-        if not 0 < self.alpha < math.inf:
-            raise ValueError(f"alpha must be positive, not {self.alpha:g}")
+        if not 1e-100 <= self.alpha < math.inf:
+            raise ValueError(f"alpha must be a positive number, not {self.alpha:g}")
+        _check_spread(self.spread)
 
     def deal(self, labels: Labels, clients: int, chance: np.random.Generator) -> list[Rows]:
-        room = client_sizes(len(labels), clients, self.spread, chance)
+        room = client_sizes(len(labels), clients, self.spread, chance).tolist()
         names, codes = np.unique(labels, return_inverse=True)
-        piles = [list(chance.permutation(np.flatnonzero(codes == k))) for k in range(len(names))]
-        # A Dirichlet of tiny alpha can be 0 everywhere but at one label; the logarithm of its gammas cannot.
-        logs = np.log(chance.gamma(self.alpha + 1, size=(clients, len(names)))) + (
-            np.log(chance.random((clients, len(names)))) / self.alpha
-        )
-        priors = np.exp(logs - logs.max(1, keepdims=True))
-        turns = chance.permutation(np.repeat(np.arange(clients), room))
-        left = np.array([len(pile) for pile in piles])
+        piles = [chance.permutation(np.flatnonzero(codes == k)).tolist() for k in range(len(names))]
+        logs = self._log_priors(clients, len(names), chance)
+        left = np.arange(len(names))  # labels that have not run out
+        # What a client draws from: the running sums of its prior over `left`, made anew when a label ran out since.
+        sums: list[list[float]] = [[]] * clients
+        made_for = [0] * clients
+        waiting = list(range(clients))  # clients with room
         dealt: list[list[int]] = [[] for _ in range(clients)]
-        for client, luck in zip(turns.tolist(), chance.random(len(turns)).tolist(), strict=True):
-            weights = np.where(left > 0, priors[client], 0.0)
-            total = weights.sum()
-            if total == 0:  # none of the client's labels is left, not even as a rounding error
-                weights, total = np.where(left > 0, np.exp(logs[client] - logs[client][left > 0].max()), 0.0), 0.0
-                total = weights.sum()
-            label = min(int(np.searchsorted(np.cumsum(weights), luck * total, side="right")), len(left) - 1)
-            while left[label] == 0:  # the very end of the last interval, by rounding
-                label -= 1
-            dealt[client].append(piles[label].pop())
-            left[label] -= 1
+        luck = chance.random((len(labels), 2)).tolist()
+        for who, what in luck:
+            place = int(who * len(waiting))
+            client = waiting[place]
+            if made_for[client] != len(left):
+                known = logs[client, left]
+                sums[client] = np.cumsum(np.exp(known - known.max())).tolist()
+                made_for[client] = len(left)
+            of_client = sums[client]
+            drawn = min(bisect_right(of_client, what * of_client[-1]), len(of_client) - 1)
+            pile = piles[left[drawn]]
+            dealt[client].append(pile.pop())
+            if not pile:
+                left = np.delete(left, drawn)
+            room[client] -= 1
+            if room[client] == 0:
+                waiting[place] = waiting[-1]
+                waiting.pop()
         return [np.sort(np.array(rows, dtype=np.int64)) for rows in dealt]
+
+    def _log_priors(self, clients: int, labels: int, chance: np.random.Generator) -> npt.NDArray[np.float64]:
+        """Up to a constant for each client. The priors of a tiny alpha are 0 at all labels but one, these are not."""
+        # Gamma(alpha) is Gamma(alpha + 1) U^(1/alpha), and a Dirichlet is gammas over their sum.
+        gammas = chance.standard_gamma(self.alpha + 1, size=(clients, labels))
+        found: npt.NDArray[np.float64] = np.log(gammas) - chance.exponential(size=gammas.shape) / self.alpha
+        return found
+
+
+# Koskela and Honkela's clients: automobile and truck, airplane and ship, cat and dog, bird and frog, deer and horse.
+CIFAR_PAIRS = ((1, 9), (0, 8), (3, 5), (2, 6), (4, 7))
 
 
 @dataclass(frozen=True)
 class Pathological(Partition):
     """Clients by groups of labels, with a share of the rows dealt at random: 0 is by label only, 1 is random.
 
-    Without ``groups`` the labels, sorted, are split evenly among the clients.
+    Without ``groups`` the labels, sorted, are split evenly among the clients, or with fewer labels than clients, the
+    clients among the labels. Clients that share a label share its rows.
     """
 
     groups: tuple[tuple[int, ...], ...] | None = None
@@ -107,21 +144,28 @@ class Pathological(Partition):
 
     def deal(self, labels: Labels, clients: int, chance: np.random.Generator) -> list[Rows]:
         groups = self._groups(labels, clients)
-        mixed = chance.random(len(labels)) < self.random
+        mixed = np.zeros(len(labels), dtype=bool)
+        mixed[chance.permutation(len(labels))[: round(self.random * len(labels))]] = True
         dealt: list[list[Rows]] = [[] for _ in range(clients)]
         of_label: dict[int, list[int]] = {}
         for client, group in enumerate(groups):
             for label in group:
                 of_label.setdefault(label, []).append(client)
-        for label, owners in of_label.items():  # clients that share a label share its rows
+        for label, owners in of_label.items():
             rows = chance.permutation(np.flatnonzero((labels == label) & ~mixed))
             for owner, part in zip(owners, np.array_split(rows, len(owners)), strict=True):
                 dealt[owner].append(part)
         # What is dealt at random goes where it is missing, so that sizes stay what the groups made them.
-        whole = [sum(int((labels == label).sum()) / len(of_label[label]) for label in group) for group in groups]
+        whole = [
+            sum(int((labels == label).sum()) / len(of_label[label]) for label in group) for group in groups
+        ]
         missing = np.array([max(0.0, w - sum(map(len, d))) for w, d in zip(whole, dealt, strict=True)])
         rest = chance.permutation(np.flatnonzero(mixed))
-        shares = missing / missing.sum() * len(rest) if missing.sum() > 0 else np.full(clients, len(rest) / clients)
+        shares = (
+            missing / missing.sum() * len(rest)
+            if missing.sum() > 0
+            else np.full(clients, len(rest) / clients)
+        )
         cuts = np.round(np.cumsum(shares))[:-1].astype(int)
         for client, part in enumerate(np.split(rest, cuts)):
             dealt[client].append(part)
@@ -146,9 +190,9 @@ class Pathological(Partition):
 
 @dataclass(frozen=True, eq=False)
 class Natural(Partition):
-    """The clients there are: an id for each row."""
+    """The clients there are: an id for each row. With fewer clients than there are, they are random ones."""
 
-    users: npt.NDArray[np.int64]
+    users: npt.NDArray[Any]
 
     def deal(self, labels: Labels, clients: int, chance: np.random.Generator) -> list[Rows]:
         if self.users.shape != (len(labels),):
@@ -157,7 +201,9 @@ class Natural(Partition):
         order = np.argsort(codes, kind="stable")
         found = np.split(order, np.cumsum(np.bincount(codes))[:-1])
         if clients > len(found):
-            raise ValueError(f"there are {len(found)} users and not {clients}: use at most {len(found)} clients")
+            raise ValueError(
+                f"there are {len(found)} users and not {clients}: use at most {len(found)} clients"
+            )
         if clients == len(found):
             return found
         return [found[i] for i in np.sort(chance.permutation(len(found))[:clients])]
@@ -165,3 +211,47 @@ class Natural(Partition):
 
 def _cut(order: Rows, sizes: npt.NDArray[np.int64]) -> list[Rows]:
     return [np.sort(part) for part in np.split(order, np.cumsum(sizes)[:-1])]
+
+
+def partition_named(text: str) -> Partition:
+    """What the command line calls a partition.
+
+    >>> partition_named("iid"), partition_named("dirichlet:0.3,spread=0.3"), partition_named("pathological:0.25")
+    (Random(spread=0.0), Dirichlet(alpha=0.3, spread=0.3), Pathological(groups=None, random=0.25))
+    """
+    head, *rest = text.replace(" ", "").split(",")
+    name, colon, value = head.partition(":")
+    settings: dict[str, float] = {}
+    if colon:
+        if name not in _FIRST:
+            raise ValueError(f"{name} takes no number: write {name}" if name == "iid" else _unknown(text))
+        settings[_FIRST[name]] = _number(value, text)
+    for each in rest:
+        setting, equals, value = each.partition("=")
+        if setting != "spread" or not equals or name == "pathological":
+            raise ValueError(_unknown(text))
+        settings[setting] = _number(value, text)
+    if name == "iid":
+        return Random(**settings)
+    if name == "dirichlet":
+        return Dirichlet(**settings)
+    if name == "pathological":
+        return Pathological(random=settings.get("random", 0.0))
+    raise ValueError(_unknown(text))
+
+
+_FIRST = {"dirichlet": "alpha", "pathological": "random"}
+
+
+def _unknown(text: str) -> str:
+    return (
+        f"there is no partition {text!r}: use iid, dirichlet:ALPHA, either with ,spread=S for lognormal sizes, or "
+        "pathological:SHARE, the share of rows dealt at random"
+    )
+
+
+def _number(value: str, text: str) -> float:
+    try:
+        return float(value)
+    except ValueError:
+        raise ValueError(f"{value!r} in the partition {text!r} is no number") from None
