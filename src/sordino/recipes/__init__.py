@@ -32,6 +32,10 @@ _HOMES = {
         "dp_ftrl_epsilons",
         "DP-FTRL: every printed epsilon recomputed, and what the runs really cost (tables 3 to 7)",
     ),
+    "dp-ftrl-federated": (
+        "dp_ftrl_federated",
+        "DP-FTRL: user-level epsilons, and next words on Shakespeare's roles (tables 3 to 5)",
+    ),
     "oso-agnews": (
         "oso_grids",
         "OSO: grids of five methods under one budget each, AG News (tables 10 and 13)",
