@@ -30,6 +30,7 @@ ORDER = [
     "defaults",
     "runs",
     "training",
+    "federated",
     "report",
     "recipes",
     "cli",

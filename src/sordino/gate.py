@@ -266,7 +266,7 @@ class Gate(Door):
         """Dropout, and augmentation by a data set, drawn from the run's own stream: a replay is the same."""
         if not (self.engine.draws_randomness or self._data.may_draw_randomness):
             return nullcontext()
-        return _seeded(self.streams.seed_for("model", step))
+        return seeded(self.streams.seed_for("model", step))
 
     def _on_device(self, batch: Any) -> Any:
         device = self.theta.device
@@ -316,7 +316,7 @@ class _Units:
 
 
 @contextmanager
-def _seeded(seed: int) -> Iterator[None]:
+def seeded(seed: int) -> Iterator[None]:
     """All the usual generators seeded, and afterwards as they were."""
     before = torch.get_rng_state(), random.getstate(), np.random.get_state()
     torch.manual_seed(seed)

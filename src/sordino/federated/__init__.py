@@ -1,1 +1,25 @@
-"""Federated learning."""
+"""Federated learning: algorithms, clients that tune themselves, user-level privacy, in one fast simulation."""
+
+from sordino.federated.algorithms import AdaBest, FedAdam, FedAvg, FedDyn, FedProx, Scaffold, ScaffoldM
+from sordino.federated.conditions import Conditions
+from sordino.federated.federate import Seen, federate
+from sordino.federated.local import LocalAdam, LocalExtrapolation, LocalSgd, OwnLoop
+from sordino.federated.population import Population
+
+__all__ = [
+    "AdaBest",
+    "Conditions",
+    "FedAdam",
+    "FedAvg",
+    "FedDyn",
+    "FedProx",
+    "LocalAdam",
+    "LocalExtrapolation",
+    "LocalSgd",
+    "OwnLoop",
+    "Population",
+    "Scaffold",
+    "ScaffoldM",
+    "Seen",
+    "federate",
+]

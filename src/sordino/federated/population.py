@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from sordino.data import Examples
+from sordino.data import Examples, tree_map
 
 Rows = npt.NDArray[np.int64]
 
@@ -21,14 +21,18 @@ Rows = npt.NDArray[np.int64]
 class Population:
     """``count`` clients over one set of examples; ``rows(client)`` are those of a client.
 
-    Nothing is kept per client, so a population of a million costs what those who take part cost. ``mean_examples`` is
-    public, as are the sizes of clients (in training without user-level privacy).
+    Nothing is kept per client, so a population of a million costs what those who take part cost. ``mean_examples`` of
+    a client is public, as are the sizes of clients in training without user-level privacy.
     """
 
     examples: Examples
     count: int
     rows: Callable[[int], Rows]
     mean_examples: float
+
+    def __post_init__(self) -> None:
+        if self.count < 1:
+            raise ValueError("a federation needs at least one client")
 
     @staticmethod
     def of(examples: Examples, parts: Sequence[Rows]) -> Population:
@@ -45,14 +49,29 @@ class LocalPlan:
     epochs: int = 5
     batch_size: int = 45
     top_up: bool = True  # the last batch of an epoch is filled with rows drawn again; else it is a short one
+    max_examples: int | None = None  # of a client in a round, drawn anew each time
 
-    def steps(self, examples: int) -> int:
-        return self.epochs * math.ceil(examples / self.batch_size)
+    def __post_init__(self) -> None:
+        for name, value in (("local_epochs", self.epochs), ("batch_size", self.batch_size)):
+            if value < 1 or value != int(value):
+                raise ValueError(f"{name} must be a whole number of at least 1, not {value:g}")
+        if self.max_examples is not None and self.max_examples < 1:
+            raise ValueError(f"max_examples must be at least 1, not {self.max_examples}")
+
+    def examples(self, rows: float) -> float:
+        """How many of so many rows a client uses in a round."""
+        return rows if self.max_examples is None else min(rows, self.max_examples)
+
+    def steps(self, rows: float) -> int:
+        """Batches of a round for a client with so many rows."""
+        return self.epochs * math.ceil(self.examples(rows) / self.batch_size)
 
 
 def local_batches(plan: LocalPlan, rows: Rows, seed: int) -> tuple[Rows, npt.NDArray[np.float32]]:
     """Row indices [K, b] of a client's local steps, and the weights of these rows in their batch's mean."""
     chance = np.random.default_rng(seed)
+    if plan.max_examples is not None and len(rows) > plan.max_examples:
+        rows = chance.choice(rows, plan.max_examples, replace=False)
     per_epoch = math.ceil(len(rows) / plan.batch_size)
     wanted = per_epoch * plan.batch_size
     indices = np.empty((plan.epochs, wanted), dtype=np.int64)
@@ -74,21 +93,26 @@ class Work:
 
     indices: Tensor  # [P, K, b], row numbers
     weights: Tensor  # [P, K, b]; all 0 in steps a client does not take
-    steps: Tensor  # [P]
+    batches: Tensor  # [P, 1]: how many a client has
 
     @staticmethod
     def of(plan: LocalPlan, parts: Sequence[Rows], seeds: Sequence[int]) -> Work:
         found = [local_batches(plan, rows, seed) for rows, seed in zip(parts, seeds, strict=True)]
         longest = max(len(indices) for indices, _ in found)
-        indices = np.zeros((len(found), longest, plan.batch_size), dtype=np.int64)
+        indices = np.empty((len(found), longest, plan.batch_size), dtype=np.int64)
         weights = np.zeros((len(found), longest, plan.batch_size), dtype=np.float32)
         for i, (of_client, share) in enumerate(found):
             indices[i, : len(of_client)], weights[i, : len(of_client)] = of_client, share
-        steps = torch.tensor([len(of_client) for of_client, _ in found])
-        return Work(torch.from_numpy(indices), torch.from_numpy(weights), steps)
+            indices[i, len(of_client) :] = of_client[0]  # rows of its own, that count nothing
+        batches = torch.tensor([[len(of_client)] for of_client, _ in found])
+        return Work(torch.from_numpy(indices), torch.from_numpy(weights), batches)
 
     def batch(self, examples: Examples, step: int) -> tuple[Any, Any, Tensor]:
         """Inputs and targets [P, b, ...] of a step, and their weights [P, b]."""
         clients, _, size = self.indices.shape
         inputs, targets = examples.take(self.indices[:, step].reshape(-1))
-        return inputs.view(clients, size, *inputs.shape[1:]), targets.view(clients, size, *targets.shape[1:]), self.weights[:, step]
+
+        def by_client(leaf: Tensor) -> Tensor:
+            return leaf.view(clients, size, *leaf.shape[1:])
+
+        return tree_map(by_client, inputs), tree_map(by_client, targets), self.weights[:, step]

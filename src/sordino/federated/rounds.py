@@ -1,35 +1,52 @@
-"""One round: who takes part, what they do locally, and what becomes of it. The maths is in `algorithms/` and `local.py`.
+"""The local work of a round. The maths is in `algorithms/` and `local.py`.
 
-Clients are worked on in chunks of a fixed size, in the order of their numbers, and what they send is added up in that
-order: the result is the same however many processes worked on it.
+Clients are worked on in chunks of a fixed size, and what they send is added up client after client: the result is the
+same however many processes worked on it, and memory does not grow with the number of participants.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from sordino.data import tree_map
 from sordino.federated.algorithms import Algorithm, Participants, Round
 from sordino.federated.engines.gradients import Gradients
-from sordino.federated.local import LocalRule
+from sordino.federated.local import LocalRule, OwnLoop
 from sordino.federated.population import LocalPlan, Population, Work
 from sordino.federated.store import ClientStore
+from sordino.gate import seeded
 from sordino.noise import Streams
 
-State = dict[str, object]
+State = dict[str, Any]
 
 
 @dataclass(frozen=True, eq=False)
 class Chunk:
-    """Some clients of a round and all that their local work depends on."""
+    """Some clients of a round, what they kept, and their randomness: all that their local work depends on."""
 
     clients: tuple[int, ...]
-    who: Participants
+    states: dict[str, Tensor]  # by name, [P, d]
+    rounds_since: Tensor  # [P, 1]
     rates: Tensor  # [P, 1]
-    work: Work
+    seeds: tuple[int, ...]
+
+    def one(self, row: int) -> Chunk:
+        rows = slice(row, row + 1)
+        return Chunk(
+            self.clients[rows],
+            {name: state[rows] for name, state in self.states.items()},
+            self.rounds_since[rows],
+            self.rates[rows],
+            self.seeds[rows],
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,77 +57,197 @@ class Finished:
     sent: dict[str, Tensor]  # by name, [P, d]
     states: dict[str, Tensor]  # by name, [P, d]
     rates: Tensor  # [P, 1]
-    failed: tuple[int, ...] = ()  # of the clients: nothing of them counts
+    examples: Tensor  # [P, 1]
+    failed: dict[int, str] = field(default_factory=dict)  # client: why. Nothing of these counts
+
+    @staticmethod
+    def none(clients: Sequence[int], why: str) -> Finished:
+        """Clients of which nothing came back."""
+        nothing = torch.zeros(len(clients), 1)
+        return Finished(tuple(clients), {}, {}, nothing, nothing, dict.fromkeys(clients, why))
+
+    @property
+    def fine(self) -> list[int]:
+        """The rows that count."""
+        return [row for row, client in enumerate(self.clients) if client not in self.failed]
+
+
+def chunks(
+    clients: Sequence[int],
+    size: int,
+    now: Round,
+    store: ClientStore,
+    streams: Streams,
+    own_rates: bool,
+) -> Iterator[Chunk]:
+    """The clients of a round in chunks, with what they kept. ``own_rates``: a client's rate is what it last had."""
+    for start in range(0, len(clients), size):
+        part = tuple(clients[start : start + size])
+        vectors, numbers, known = store.read(part)
+        since = torch.where(known, now.number - numbers["round"], float(now.number))
+        rates = torch.full((len(part),), now.rate, dtype=torch.float64)
+        if own_rates:
+            rates = torch.where(known & (numbers["rate"] > 0), numbers["rate"], rates)
+        seeds = tuple(streams.seed_for("local", (now.number << 32) + client) for client in part)
+        yield Chunk(part, vectors, since.float()[:, None], rates.float()[:, None], seeds)
 
 
 @dataclass(frozen=True, eq=False)
 class Workplace:
-    """What every chunk shares: where it is worked on may be another process."""
+    """What every chunk shares; where it is worked on may be another process."""
 
     population: Population
     gradients: Gradients
     algorithm: Algorithm
-    rule: LocalRule
+    rule: LocalRule | OwnLoop
     plan: LocalPlan
+    public_examples: float | None = None  # under privacy clients count as having so many
+    draws_randomness: bool = False  # dropout and the like: chunks are of one client then
 
-    def chunk(
-        self, clients: Sequence[int], now: Round, store: ClientStore, streams: Streams, rate: float
-    ) -> Chunk:
-        parts = [self.population.rows(client) for client in clients]
-        vectors, numbers, known = store.read(clients)
-        since = torch.where(known, now.number - numbers["round"], float(now.number))
-        rates = torch.where(known & (numbers["rate"] > 0), numbers["rate"], rate) if self.rule.keeps_rate else None
-        examples = torch.tensor([[float(len(part))] for part in parts])
+    def in_turn(
+        self, chunks: Iterable[Chunk], theta: Tensor, server: State, now: Round
+    ) -> Iterator[Finished]:
+        """What becomes of the chunks, one after the other, in this process."""
+        for chunk in chunks:
+            yield self.finished(chunk, theta, server, now)
+
+    def finished(self, chunk: Chunk, theta: Tensor, server: State, now: Round) -> Finished:
+        """The local work of a chunk. Where a client fails, the others are worked on one by one."""
+        try:
+            with torch.no_grad(), seeded(chunk.seeds[0]) if self.draws_randomness else nullcontext():
+                return self._finished(chunk, theta, server, now)
+        except Exception as error:
+            if len(chunk.clients) == 1:
+                return Finished.none(chunk.clients, f"raised {type(error).__name__}: {error}")
+        alone = [self.finished(chunk.one(row), theta, server, now) for row in range(len(chunk.clients))]
+        return joined(alone)
+
+    def _finished(self, chunk: Chunk, theta: Tensor, server: State, now: Round) -> Finished:
+        parts = [self.population.rows(client) for client in chunk.clients]
+        sizes = torch.tensor([[self.plan.examples(len(part))] for part in parts], dtype=torch.float32)
+        counted = sizes if self.public_examples is None else torch.full_like(sizes, self.public_examples)
         steps = torch.tensor([[float(self.plan.steps(len(part)))] for part in parts])
-        seeds = [streams.seed_for("local", (now.number << 32) + client) for client in clients]
-        return Chunk(
-            tuple(clients),
-            Participants(vectors, since.float()[:, None], examples, steps),
-            torch.full((len(parts), 1), rate) if rates is None else rates.float()[:, None],
-            Work.of(self.plan, parts, seeds),
-        )
+        who = Participants(chunk.states, chunk.rounds_since, counted, steps)
+        if isinstance(self.rule, OwnLoop):
+            x, rates = self._own_loop(self.rule, chunk, theta), chunk.rates
+        else:
+            x, state = self._stepped(self.rule, chunk, parts, who, theta, server, now)
+            rates = state["rates"]
+            who = replace(who, length=self.rule.length(state))
+        update = theta - x
+        new = self.algorithm.client_update(who, update, server, now)
+        sent = self.algorithm.sends(who, new, update, server, now)
+        fine = torch.stack([part.isfinite().all(1) for part in (*sent.values(), *new.values())]).all(0)
+        failed = {
+            client: "returned numbers that are not finite"
+            for client, good in zip(chunk.clients, fine.tolist(), strict=True)
+            if not good
+        }
+        return Finished(chunk.clients, sent, new, rates, sizes, failed)
 
-    def worked(self, chunk: Chunk, theta: Tensor, server: State, now: Round) -> Finished:
-        """The local steps of a chunk: the main loop of a client, for all of them at once."""
+    def _stepped(
+        self,
+        rule: LocalRule,
+        chunk: Chunk,
+        parts: Sequence[np.ndarray[Any, Any]],
+        who: Participants,
+        theta: Tensor,
+        server: State,
+        now: Round,
+    ) -> tuple[Tensor, State]:
+        """The main loop of a client, for all of a chunk at once."""
+        work = Work.of(self.plan, parts, chunk.seeds)
         x = theta.repeat(len(chunk.clients), 1)
-        offset = self.algorithm.offset(chunk.who, server, now)
-        pull = self.algorithm.pull(chunk.who, server, now)
-        state = self.rule.start(x, chunk.rates)
-        longest, uneven = int(chunk.work.steps.max()), bool((chunk.work.steps != chunk.work.steps[0]).any())
+        offset = self.algorithm.offset(who, server, now)
+        pull = self.algorithm.pull(who, server, now)
+        state = rule.start(x, chunk.rates)
         batch = 0
 
         def field(at: Tensor) -> Tensor:
             nonlocal batch
-            gradients = self.gradients(at, *chunk.work.batch(self.population.examples, batch))
+            gradients = self.gradients(at, *work.batch(self.population.examples, batch))
             batch += 1
             if offset is not None:
                 gradients += offset
             if pull is not None:
-                gradients += pull * (at - theta)
+                gradients.addcmul_(pull, at - theta)
             return gradients
 
-        while batch + self.rule.batches_per_step <= longest:
-            active = (chunk.work.steps[:, None] > batch).float() if uneven else None
-            self.rule.step(field, x, active, state)
-        update = theta - x
-        new = self.algorithm.client_update(chunk.who, update, server, now)
-        sent = self.algorithm.sends(chunk.who, new, update, server, now)
-        fine = torch.stack([part.isfinite().all(1) for part in (*sent.values(), *new.values())]).all(0)
-        failed = tuple(client for client, good in zip(chunk.clients, fine.tolist(), strict=True) if not good)
-        return Finished(chunk.clients, sent, new, state["rates"], failed)
+        while batch + rule.batches_per_step <= int(work.batches.max()):
+            active = work.batches >= batch + rule.batches_per_step
+            rule.step(field, x, None if bool(active.all()) else active.float(), state)
+        return x, state
+
+    def _own_loop(self, rule: OwnLoop, chunk: Chunk, theta: Tensor) -> Tensor:
+        rows = []
+        for client, seed in zip(chunk.clients, chunk.seeds, strict=True):
+            inputs, targets = self.population.examples.take(torch.from_numpy(self.population.rows(client)))
+            with torch.enable_grad():
+                x = rule.function(theta.clone(), inputs, targets, torch.Generator().manual_seed(seed))
+            if not isinstance(x, Tensor) or x.shape != theta.shape:
+                got = f"shape {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
+                raise ValueError(f"a client has to return a vector of shape {tuple(theta.shape)}, not {got}")
+            rows.append(x.detach().to(theta.dtype))
+        return torch.stack(rows)
 
 
-def add_up(
-    finished: Sequence[Finished], weights: Callable[[int], float], size: int, names: Sequence[str]
-) -> tuple[dict[str, Tensor], float]:
-    """Weighted sums of what was sent, client after client, and the sum of the weights."""
-    total, weight = {name: torch.zeros(size) for name in names}, 0.0
+def joined(parts: Sequence[Finished]) -> Finished:
+    """Chunks of one client each, some of which failed, as one again: rows of those are zero."""
+    fine = next((part for part in parts if not part.failed), None)
+    if fine is None:
+        gone = Finished.none([client for part in parts for client in part.clients], "")
+        return replace(gone, failed={c: why for part in parts for c, why in part.failed.items()})
+
+    def stacked(name: str, key: str) -> Tensor:
+        like = getattr(fine, name)[key]
+        return torch.cat([getattr(part, name).get(key, torch.zeros_like(like)) for part in parts])
+
+    return Finished(
+        tuple(client for part in parts for client in part.clients),
+        {key: stacked("sent", key) for key in fine.sent},
+        {key: stacked("states", key) for key in fine.states},
+        torch.cat([part.rates for part in parts]),
+        torch.cat([part.examples for part in parts]),
+        {client: why for part in parts for client, why in part.failed.items()},
+    )
+
+
+def made_up_batch(population: Population, plan: LocalPlan, clients: int) -> tuple[Any, Any, Tensor]:
+    """Made-up rows of the right shapes [P, b, ...], to measure engines with."""
+    inputs, targets = population.examples.template(clients * plan.batch_size)
+
+    def by_client(leaf: Tensor) -> Tensor:
+        return leaf.view(clients, plan.batch_size, *leaf.shape[1:])
+
+    weights = torch.full((clients, plan.batch_size), 1 / plan.batch_size)
+    return tree_map(by_client, inputs), tree_map(by_client, targets), weights
+
+
+def in_order_of_work(clients: Sequence[int], population: Population, plan: LocalPlan) -> list[int]:
+    """Clients with as many steps side by side, so that few of a chunk wait for the longest."""
+    return sorted(clients, key=lambda client: (-steps_of(client, population, plan), client))
+
+
+def steps_of(client: int, population: Population, plan: LocalPlan) -> int:
+    """Local steps of a client; 0 if it cannot even say what it has, which will be seen when it has to work."""
+    try:
+        return plan.steps(len(population.rows(client)))
+    except Exception:
+        return 0
+
+
+def mean_of(
+    finished: Iterable[Finished], names: Sequence[str], size: int, weighted: bool
+) -> tuple[dict[str, Tensor] | None, int]:
+    """The mean of what was sent, client after client, and how many sent something; None if nobody did."""
+    total, weight, count = {name: torch.zeros(size) for name in names}, 0.0, 0
     for part in finished:
-        for row, client in enumerate(part.clients):
-            if client in part.failed:
-                continue
-            share = weights(client)
-            weight += share
+        for row in part.fine:
+            share = float(part.examples[row]) if weighted else 1.0
+            weight, count = weight + share, count + 1
             for name in names:
                 total[name].add_(part.sent[name][row], alpha=share)
-    return total, weight
+    if not count:
+        return None, 0
+    assert math.isfinite(weight)
+    return {name: value.div_(weight) for name, value in total.items()}, count

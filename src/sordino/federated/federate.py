@@ -1,0 +1,542 @@
+"""Federated training: choose clients, have them train, put together what they send, log, save. Only orchestration."""
+
+from __future__ import annotations
+
+import math
+import resource
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from sordino.clipping import Quantile
+from sordino.clipping.policy import ClippingPolicy
+from sordino.data import Sampling
+from sordino.data.partitions import Partition
+from sordino.federated.algorithms import Algorithm, Round, algorithm_named, rate_of_round
+from sordino.federated.conditions import Conditions
+from sordino.federated.engines.gradients import engine_named
+from sordino.federated.local import LocalRule, OwnLoop, local_named
+from sordino.federated.pool import Pool
+from sordino.federated.population import LocalPlan, Population, Rows
+from sordino.federated.rounds import Finished, Workplace, chunks, in_order_of_work, mean_of, steps_of
+from sordino.federated.setup import (
+    check_composition,
+    check_private,
+    client_store,
+    described,
+    draws_randomness,
+    measured_engine,
+    participation_of,
+    population_of,
+)
+from sordino.federated.user_level import UserGate
+from sordino.gate import Released
+from sordino.gradients import Loss, refuse
+from sordino.noise import Gaussian, Mechanism
+from sordino.privacy import Budget, Ledger, certificate, price, show_epsilon
+from sordino.privacy.certificate import epsilon_to_json, sordino_version
+from sordino.privacy.events import gaussian
+from sordino.runs import Checkpoint, RunDirectory, TrainingBar, delete_checkpoint
+from sordino.runs.resume import (
+    check_same_plan,
+    find_checkpoint,
+    marks,
+    restore_constants,
+    save_constants,
+    streams_of,
+)
+from sordino.runs.spending import Spending, planned_noise
+from sordino.steps import Plan
+from sordino.training import Run, evaluate
+from sordino.vector import ParameterVector
+
+_CHUNK = 5  # clients that are stepped together: their vectors stay in the cache
+_LOGGED_ROUNDS = 40  # under privacy, where each costs the price of a step
+_CHECKPOINTS = 20
+
+
+@dataclass(frozen=True, eq=False)
+class Seen:
+    """What an observer sees after a round: nothing of it is secret, or under privacy it was released."""
+
+    now: Round
+    theta: Tensor  # the cloud model; do not write to it
+    server: Mapping[str, Any]
+    mean: Mapping[str, Tensor]  # of what was sent, by name; empty if nobody sent anything
+    participants: tuple[int, ...]  # under privacy always empty
+    population: Population
+
+
+def federate(
+    model: nn.Module,
+    loss: Loss,
+    data: Any,
+    *,
+    rounds: int,
+    clients: int | None = None,
+    partition: Partition | Sequence[Rows] | str = "iid",
+    holdout: int = 0,
+    algorithm: Algorithm | str = "adabest",
+    local: LocalRule | OwnLoop | str = "sgd",
+    per_round: int = 10,
+    participation: Sampling | None = None,
+    local_epochs: int = 5,
+    batch_size: int = 45,
+    top_up: bool = True,
+    max_examples: int | None = None,
+    rate: float = 0.1,
+    decay: float = 0.998,
+    keep_rates: bool = True,
+    conditions: Conditions | None = None,
+    patience: float | None = None,
+    budget: Budget | None = None,
+    noise_multiplier: float | None = None,
+    delta: float | None = None,
+    clip: ClippingPolicy | None = None,
+    noise: Mechanism | None = None,
+    public_examples: float | None = None,
+    accountant: str = "auto",
+    test: Any = None,
+    evaluations: int = 10,
+    observe: Callable[[Seen], Mapping[str, Any] | None] | None = None,
+    seed: int | None = None,
+    secure: bool = False,
+    engine: str = "auto",
+    chunk: int | None = None,
+    workers: int = 1,
+    store: str = "memory",
+    out: str | Path | None = None,
+    resume: bool = False,
+    keep_checkpoint: bool = False,
+    progress: bool | None = None,
+    data_name: str = "data",
+    assumptions: Sequence[str] = (),
+    details: dict[str, Any] | None = None,
+) -> Run:
+    """Train ``model`` across the clients of a federation, simulated on this machine.
+
+    ``data`` is dealt to ``clients`` clients as ``partition`` says (``iid``, ``dirichlet:0.3``, ``pathological``, a
+    `Partition`, or the rows of each client), and ``holdout`` further clients never train: their accuracy is for
+    tuning. Every round ``per_round`` of them, or whoever ``participation`` says, take the cloud model, train
+    ``local_epochs`` on batches of ``batch_size``, and send what they changed; ``algorithm`` puts it together and
+    corrects their bias. ``local`` is ``sgd`` at ``rate * decay^round``, ``adam``, or ``adadp``, whose clients tune
+    their own rate and keep it between rounds (``keep_rates``).
+
+    With a ``budget``, or a ``noise_multiplier`` and ``delta``, the guarantee is for a whole client (unit ``user``):
+    updates are clipped, summed and noised, clients are Poisson samples (or come in order, with ``noise=Tree()``), and
+    count alike. ``public_examples`` is then what passes for a client's number of examples.
+
+    ``workers`` processes share the local work, which does not change the result. ``patience`` is how many seconds a
+    client may take before it is left out; without it a round waits. ``engine="debug"`` trains one client after the
+    other in plain loops. With ``store="file"`` what clients keep lies in a file beside the checkpoint. ``observe`` is
+    called after every round, and what it returns goes into the history. With ``out`` the run writes a directory, and
+    ``resume=True`` goes on from its last checkpoint bit for bit.
+    """
+    started = time.monotonic()
+    refuse(model)  # before any data is touched
+    algorithm = algorithm_named(algorithm) if isinstance(algorithm, str) else algorithm
+    rule = local_named(local) if isinstance(local, str) else local
+    plan_of_client = LocalPlan(local_epochs, batch_size, top_up, max_examples)
+    conditions = conditions or Conditions()
+    private = budget is not None or noise_multiplier is not None
+    _check_numbers(rounds, rate, decay)
+    check_composition(algorithm, rule)
+    if not private and (delta is not None or clip is not None or noise is not None):
+        raise ValueError(
+            "clip, noise and delta are for user-level privacy: give a budget or a noise_multiplier too"
+        )
+    if private and getattr(algorithm, "weighted", False):
+        algorithm = replace(algorithm, weighted=False)  # type: ignore[type-var]  # a client counts as a client
+
+    own_rates = isinstance(rule, LocalRule) and rule.keeps_rate and keep_rates
+    remembers = bool(algorithm.client_vectors) or own_rates
+
+    directory = None if out is None else RunDirectory(Path(out))
+    saved = find_checkpoint(directory, resume)
+    streams = streams_of(seed, saved)
+    population, tuning = population_of(data, partition, clients, holdout, streams)
+    examples, count = population.examples, population.count
+    typical = (
+        float(public_examples) if public_examples is not None else float(round(population.mean_examples))
+    )
+    noise = (noise or Gaussian()) if private else Gaussian()
+    how = participation_of(participation, per_round, count, private, noise, conditions)
+    how.check(count)
+    per_epoch = how.steps_per_epoch(count)
+    noise = noise.planned(rounds, per_epoch)
+    how = noise.dealt(how, count) if private else how
+    expected = how.expected_batch(count)
+    multiplier = 0.0
+    if private:
+        clip = clip or Quantile()
+        check_private(algorithm, own_rates, how, conditions, noise.independent)
+        releases = noise.over(how, count, rounds)
+        multiplier, delta = planned_noise(
+            releases, clip, expected, rounds, budget, noise_multiplier, delta, accountant
+        )
+        if delta is not None and delta >= 1 / count:
+            warnings.warn(
+                f"delta {delta:g} is not below 1/clients = {1 / count:.3g}: it allows publishing somebody whole",
+                stacklevel=2,
+            )
+    if saved is not None:
+        assert directory is not None
+        torch.set_num_threads(saved["threads"])  # the order of additions depends on it
+        restore_constants(model, directory)
+
+    vector = ParameterVector(model)
+    theta, size = vector.theta, len(vector)
+    draws = examples.may_draw_randomness or draws_randomness(model)
+    chunk = 1 if engine == "debug" or draws else chunk or max(1, min(_CHUNK, round(expected)))
+    if isinstance(rule, OwnLoop):
+        engine = "looped"
+    name = saved["engine"] if saved else engine
+    if name == "auto":
+        name, gradients = measured_engine(model, loss, vector, population, plan_of_client, chunk)
+    else:
+        gradients = engine_named(name, model, loss, vector, reuse=True)
+    workplace = Workplace(
+        population, gradients, algorithm, rule, plan_of_client, typical if private else None, draws
+    )
+    plan: dict[str, Any] = {
+        "data": data_name,
+        "n": count,
+        "unit": "user" if private else "none",
+        "algorithm": described(algorithm),
+        "local": described(rule),
+        "local_plan": asdict(plan_of_client),
+        "rounds": rounds,
+        "clients": count,
+        "holdout": len(tuning),
+        "partition": described(partition),
+        "participation": described(how),
+        "conditions": asdict(conditions),
+        "rate": rate,
+        "decay": decay,
+        "keep_rates": own_rates,
+        "rows": len(examples),
+        "clip": described(clip) if private else None,
+        "noise": described(noise) if private else None,
+        "steps": rounds,
+        "noise_multiplier": multiplier,
+        "delta": delta,
+        "public_examples": typical if private else None,
+        "parameters": size,
+        "engine": name,
+        "chunk": chunk,
+        "store": store,
+        "seeded": streams.seeded,
+        "secure": secure,
+        **(details or {}),
+    }
+    if how.caveat is not None and private:
+        plan["caveat"] = how.caveat
+    if how.never_drawn(count):
+        plan["clients_never_asked"] = how.never_drawn(count)
+    pinned = {"rows of the data": examples.fingerprint(streams.key)} if directory is not None else {}
+    if saved is not None:
+        check_same_plan({**saved["plan"], **saved["pinned"]}, {**plan, **pinned})
+
+    numbers = Plan(
+        size, rounds, rounds, per_epoch, expected, multiplier, vector.size, noise.restart_steps(per_epoch)
+    )
+    server = algorithm.start(theta, numbers, typical if private else None)
+    with ExitStack() as stack:
+        folder = None if directory is None else directory.checkpoint_folder
+        kept = client_store(store, algorithm, size, folder, stack)
+        history: list[dict[str, Any]] = []
+        first = 0
+        if saved is not None:
+            assert directory is not None
+            first, server = saved["round"], saved["server"]
+            theta.copy_(saved["theta"])
+            kept.restore(saved["store"])
+            history = directory.cut_history(saved["history_size"])
+        work = workplace.in_turn
+        if workers > 1 or patience is not None:
+            work = stack.enter_context(Pool(workplace, workers, patience))
+
+        now = Round(1, count, expected, rate, float(plan_of_client.steps(typical)), population.mean_examples)
+        if private:
+            now = replace(now, mean_examples=typical)
+        took_part: list[float] = []  # examples of the clients of a round
+        names: list[int] = []  # and who they were
+        left_out: dict[int, str] = {}
+        wanted = round(expected) if conditions.over_selection > 1 else None
+        rates_seen: list[float] = []
+
+        def local_work(chosen: np.ndarray[Any, Any], number: int) -> Iterator[Finished]:
+            """What the chosen clients make of the cloud model; their new states are staged, not committed."""
+            there, gone = conditions.delivered(
+                chosen, wanted, number, streams, lambda c: steps_of(c, population, plan_of_client), now.steps
+            )
+            left_out.update(gone)
+            order = in_order_of_work(there.tolist(), population, plan_of_client)
+            for part in work(chunks(order, chunk, now, kept, streams, own_rates), theta, server, now):
+                left_out.update(part.failed)
+                fine = part.fine
+                if not fine:
+                    continue
+                took_part += part.examples[fine].flatten().tolist()
+                names += [part.clients[row] for row in fine]
+                if own_rates:
+                    rates_seen += part.rates[fine].flatten().tolist()
+                if remembers:
+                    states = {key: value[fine] for key, value in part.states.items()}
+                    rounds_now = torch.full((len(fine),), float(now.number))
+                    kept.write_many(
+                        [part.clients[row] for row in fine],
+                        states,
+                        {"round": rounds_now, "rate": part.rates[fine].flatten()},
+                    )
+                yield part
+
+        gate: UserGate | None = None
+        spent: Spending | None = None
+        if private:
+            assert clip is not None
+            gate = UserGate(
+                local_work,
+                algorithm.sent_vectors,
+                size,
+                count,
+                clip=clip,
+                noise_multiplier=multiplier,
+                sampling=how,
+                noise=noise,
+                steps=rounds,
+                ledger=Ledger.from_state(saved["ledger"]) if saved else Ledger(),
+                secure=secure,
+                streams=streams,
+            )
+            spent = Spending(gate, rounds, delta, accountant)
+            if saved is not None:
+                gate.step, gate.clip_state = saved["gate_step"], saved["clip_state"]
+                gate.noise_state = saved["noise_state"]
+
+        def save_checkpoint(done: int) -> None:
+            if directory is None:
+                return
+            state = {
+                "plan": plan,
+                "pinned": pinned,
+                "round": done,
+                "key": streams.key.hex(),
+                "seeded": streams.seeded,
+                "engine": name,
+                "threads": torch.get_num_threads(),
+                "theta": theta,
+                "server": server,
+                "store": kept.checkpoint(),
+                "history_size": directory.history_size(),
+            }
+            if gate is not None:
+                state |= {
+                    "gate_step": gate.step,
+                    "ledger": gate.ledger.to_state(),
+                    "clip_state": gate.clip_state,
+                    "noise_state": gate.noise_state,
+                }
+            Checkpoint(state).save(directory.checkpoint_folder)
+
+        if progress is None:
+            progress = sys.stderr.isatty()
+        logged = marks(rounds, _LOGGED_ROUNDS) if private else set(range(1, rounds + 1))
+        evaluated = marks(rounds, evaluations) if test is not None or tuning else set()
+        saves = marks(rounds, _CHECKPOINTS) - {rounds}
+        if directory is not None:
+            if saved is None:
+                directory.create()
+                save_constants(model, directory)
+                save_checkpoint(0)
+            directory.write_json(
+                "run.json", {"status": "running", **plan, "sordino_version": sordino_version()}
+            )
+
+        with TrainingBar(rounds, progress) as bar:
+            for number in range(first, rounds):
+                took_part.clear()
+                names.clear()
+                left_out.clear()
+                rates_seen.clear()
+                now = replace(now, number=number + 1, rate=rate_of_round(rate, decay, number))
+                released: Released | None = None
+                mean: dict[str, Tensor] | None
+                if gate is not None:
+                    released = gate(theta)
+                    mean = gate.parts(released.gradient)
+                else:
+                    chosen = how.units(number, count, streams)
+                    mean, present = mean_of(
+                        local_work(chosen, number), algorithm.sent_vectors, size, algorithm.weighted
+                    )
+                    now = replace(now, participants=float(present))
+                if mean is not None:
+                    algorithm.server_update(theta, mean, server, now)
+                    if gate is None:
+                        algorithm.seen(server, took_part)
+                kept.commit()
+                done = number + 1
+                extra = {}
+                if observe is not None:
+                    who = () if private else tuple(names)
+                    extra = dict(observe(Seen(now, theta, server, mean or {}, who, population)) or {})
+                if done in logged or done in evaluated or extra:
+                    line: dict[str, Any] = {
+                        "round": done,
+                        "rate": now.rate,
+                        "cloud_norm": float(theta.norm()),
+                    }
+                    if gate is None:
+                        line["participants"] = len(took_part)
+                        if rates_seen:
+                            line["client_rates"] = _spread(rates_seen)
+                        if left_out:
+                            line["left_out"] = {str(client): why for client, why in sorted(left_out.items())}
+                    else:
+                        assert released is not None
+                        assert spent is not None
+                        line["threshold"] = released.threshold
+                        line["epsilon"] = epsilon_to_json(spent(gate.step))
+                        if how.caveat is not None:
+                            line["caveat"] = how.caveat
+                    if done in evaluated:
+                        line |= _measures(model, loss, test, examples, tuning)
+                    line |= extra
+                    history.append(line)
+                    if directory is not None:
+                        directory.append_history(line)
+                    bar.update(done, _facts(line))
+                else:
+                    bar.update(done)
+                if done in saves:
+                    save_checkpoint(done)
+        clients_seen = len(kept)
+
+    if not bool(theta.isfinite().all()):
+        warnings.warn(
+            "training diverged: the model holds numbers that are not finite; use a smaller rate"
+            + (" (what was spent is spent)" if private else ""),
+            stacklevel=2,
+        )
+    metrics = {**_measures(model, loss, test, examples, tuning), "covered": False}
+    if gate is not None:
+        assert spent is not None
+        guarantee, event = spent.total, gate.plan(rounds)
+        if gate.ledger.event != event:
+            raise RuntimeError(
+                "the ledger does not hold what was planned: this is a bug in Sordino, please report it"
+            )
+    else:
+        event = gaussian(0.0)
+        guarantee = replace(price(event, 0.5, "rdp"), delta=0.0)
+    document = certificate(
+        guarantee=guarantee,
+        event=event,
+        unit="user",
+        assumptions=[
+            *([how.assumption] if private else []),
+            *([gate.explanation] if gate is not None and gate.explanation else []),
+            *assumptions,
+            *_public_facts(private, typical, test is not None or bool(tuning)),
+        ],
+        seeded=streams.seeded,
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+    )
+    summary = {
+        "status": "complete",
+        **plan,
+        "relation": guarantee.relation,
+        "epsilon": epsilon_to_json(guarantee.epsilon),
+        "zcdp_rho": guarantee.zcdp_rho,
+        "gdp_mu": guarantee.gdp_mu,
+        "accountant": guarantee.accountant,
+        "assumptions": document["assumptions"],
+        "metrics": metrics,
+        **({} if private else {"clients_with_state": clients_seen}),
+        "workers": workers,
+        "sordino_version": sordino_version(),
+        "seconds": round(time.monotonic() - started, 3),
+        "peak_memory_mib": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, 1),
+    }
+    if directory is not None:
+        directory.write_model(model)
+        directory.write_json("certificate.json", document)
+        directory.write_json("run.json", summary)
+        if not keep_checkpoint:
+            delete_checkpoint(directory.checkpoint_folder)
+    return Run(
+        model,
+        guarantee.epsilon,
+        delta,
+        metrics,
+        document,
+        summary,
+        history,
+        None if directory is None else directory.path,
+    )
+
+
+def _check_numbers(rounds: int, rate: float, decay: float) -> None:
+    if rounds < 1 or rounds != int(rounds):
+        raise ValueError(f"rounds must be a whole number of at least 1, not {rounds:g}")
+    if not 0 < rate < math.inf:
+        raise ValueError(f"rate must be positive, not {rate:g}")
+    if not 0 < decay <= 1:
+        raise ValueError(f"decay must be in (0, 1], not {decay:g}")
+
+
+def _measures(
+    model: nn.Module, loss: Loss, test: Any, examples: Any, tuning: Sequence[Rows]
+) -> dict[str, float]:
+    """On test rows, and on those of clients that were held out. Not covered by any guarantee."""
+    found = evaluate(model, loss, test) if test is not None else {}
+    if tuning:
+        rows = torch.from_numpy(np.sort(np.concatenate(tuning)))
+        held = evaluate(model, loss, examples.take(rows))
+        found |= {name.replace("test_", "holdout_"): value for name, value in held.items()}
+    return found
+
+
+def _spread(values: Sequence[float]) -> list[float]:
+    """Least, median and largest."""
+    return [min(values), float(np.median(values)), max(values)]
+
+
+def _facts(line: dict[str, Any]) -> dict[str, str]:
+    facts = {}
+    if "test_accuracy" in line:
+        facts["accuracy"] = f"{line['test_accuracy']:.1%}"
+    facts["cloud norm"] = f"{line['cloud_norm']:.3g}"
+    if "epsilon" in line:
+        spent = float(line["epsilon"])
+        facts["threshold"] = f"{line['threshold']:.3g}"
+        facts["epsilon"] = "inf" if math.isinf(spent) else show_epsilon(spent, 3)
+    if "client_rates" in line:
+        facts["client rates"] = "{:.2g} to {:.2g}".format(line["client_rates"][0], line["client_rates"][-1])
+    if "left_out" in line:
+        facts["left out"] = str(len(line["left_out"]))
+    return facts
+
+
+def _public_facts(private: bool, typical: float, tested: bool) -> list[str]:
+    facts = ["this is a simulation: the data of all clients lies on one machine"]
+    if private:
+        facts += [
+            "shapes of the data and number of classes are public, and that a client passes for one of "
+            f"{typical:g} examples",
+            "a client's local training depends on its own rows, what it kept, and the cloud model alone",
+        ]
+    if tested:
+        facts.append("metrics on held-out rows are not covered by the guarantee")
+    return facts

@@ -1,0 +1,209 @@
+"""What a federation is told, checked and made ready: who has which rows, who takes part, what may go together."""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from sordino.data import Examples, Poisson, Sampling, Shuffled, WithoutReplacement, as_examples
+from sordino.data.partitions import Natural, Partition, partition_named
+from sordino.federated.algorithms import Algorithm, Scaffold
+from sordino.federated.conditions import Conditions
+from sordino.federated.engines.gradients import Gradients, choose
+from sordino.federated.local import LocalAdam, LocalRule, LocalSgd, OwnLoop
+from sordino.federated.population import LocalPlan, Population, Rows
+from sordino.federated.rounds import made_up_batch
+from sordino.federated.store import ClientStore
+from sordino.gradients import Loss
+from sordino.noise import Mechanism, Streams
+from sordino.vector import ParameterVector
+
+_DEFAULT_CLIENTS = 100
+
+
+def check_composition(algorithm: Algorithm, rule: LocalRule | OwnLoop) -> None:
+    """Raise ValueError for an algorithm and a local rule that make no sense together."""
+    name, local = type(algorithm).__name__, type(rule).__name__
+    if isinstance(rule, OwnLoop):
+        corrected = (
+            type(algorithm).offset is not Algorithm.offset or type(algorithm).pull is not Algorithm.pull
+        )
+        if corrected:
+            raise ValueError(
+                f"{name} corrects the gradients of local steps, which your own loop does not show: use fedavg or "
+                "fedadam"
+            )
+        return
+    plain = isinstance(rule, LocalSgd) and not rule.momentum
+    if isinstance(algorithm, Scaffold) and (
+        isinstance(rule, LocalAdam) or (isinstance(rule, LocalSgd) and not plain)
+    ):
+        raise ValueError(
+            f"{name} takes a client's update for a sum of gradients times rates, which {local} with momentum does not "
+            "make: use sgd without momentum or adadp"
+        )
+    if algorithm.needs_planned_rates and not plain:
+        raise ValueError(
+            f"{name}'s server counts on local steps of the planned rate: use sgd, or scaffold, whose clients say how "
+            "far they went"
+        )
+
+
+def check_private(
+    algorithm: Algorithm, own_rates: bool, how: Sampling, conditions: Conditions, independent: bool
+) -> None:
+    """Raise ValueError for what has no known price."""
+    if conditions.over_selection > 1:
+        raise ValueError(
+            "over-selection takes those who are done first, so one client's speed decides about another: there is no "
+            "price for that; use over_selection=1"
+        )
+    stateful = bool(algorithm.client_vectors) or own_rates
+    if isinstance(how, WithoutReplacement) and stateful:
+        raise ValueError(
+            "clients that keep something between rounds have no known price when a fixed number is drawn: use Poisson "
+            "sampling, or an algorithm without client state such as fedavg"
+        )
+    if isinstance(how, WithoutReplacement) and not independent:
+        raise ValueError(
+            "tree noise needs clients that come in an order: use Shuffled, FixedOrder or Separated participation"
+        )
+
+
+def population_of(
+    data: Any,
+    partition: Partition | Sequence[Rows] | str,
+    clients: int | None,
+    holdout: int,
+    streams: Streams,
+) -> tuple[Population, list[Rows]]:
+    """The clients that train, and the rows of those that are held out for tuning."""
+    if isinstance(data, Population):
+        if holdout or (clients is not None and clients != data.count):
+            raise ValueError(
+                "a Population says itself who its clients are: leave out clients, partition and holdout"
+            )
+        return data, []
+    examples = as_examples(data)
+    if holdout < 0:
+        raise ValueError(f"holdout must be a number of clients, not {holdout}")
+    chance = np.random.default_rng(streams.seed_for("partition", 0))
+    if isinstance(partition, str):
+        partition = partition_named(partition)
+    if isinstance(partition, Partition):
+        if clients is None:
+            clients = (
+                len(np.unique(partition.users)) - holdout
+                if isinstance(partition, Natural)
+                else _DEFAULT_CLIENTS
+            )
+        if clients < 1:
+            raise ValueError(f"a federation needs at least one client, not {clients}")
+        parts = partition.deal(_labels(examples), clients + holdout, chance)
+    else:
+        parts = [np.asarray(part, dtype=np.int64) for part in partition]
+        if clients is not None and clients + holdout != len(parts):
+            raise ValueError(
+                f"there are rows for {len(parts)} clients and not {clients + holdout}: give one list each"
+            )
+        if len(parts) <= holdout:
+            raise ValueError(f"all of the {len(parts)} clients are held out: somebody has to train")
+        inside = [len(part) == 0 or 0 <= part.min() <= part.max() < len(examples) for part in parts]
+        if not all(inside):
+            raise ValueError(f"a client has rows outside of the {len(examples)} there are: fix the partition")
+    aside = set(chance.permutation(len(parts))[:holdout].tolist())
+    training = [part for i, part in enumerate(parts) if i not in aside]
+    return Population.of(examples, training), [parts[i] for i in sorted(aside)]
+
+
+def _labels(examples: Examples) -> np.ndarray[Any, Any]:
+    _, targets = examples.take(torch.arange(len(examples)))
+    if isinstance(targets, Tensor) and targets.dim() == 1 and not targets.is_floating_point():
+        return targets.numpy().astype(np.int64)
+    return np.zeros(len(examples), dtype=np.int64)  # nothing to be skewed by
+
+
+def participation_of(
+    given: Sampling | None,
+    per_round: int,
+    clients: int,
+    private: bool,
+    noise: Mechanism,
+    conditions: Conditions,
+) -> Sampling:
+    """Who takes part: as asked for, or ``per_round`` clients in the way that fits the noise."""
+    if given is None:
+        if not 1 <= per_round <= clients:
+            raise ValueError(f"per_round must be from 1 to the {clients} clients there are, not {per_round}")
+        if not private:
+            given = WithoutReplacement(per_round)
+        elif noise.sampling == "shuffled":
+            given = Shuffled(per_round, every=None)
+        else:
+            given = Poisson(per_round / clients)
+    if conditions.over_selection > 1:
+        if not isinstance(given, WithoutReplacement):
+            raise ValueError(
+                "over-selection is for a fixed number of clients a round: leave out participation"
+            )
+        given = WithoutReplacement(conditions.asked(given.count, clients))
+    return given
+
+
+def client_store(
+    kind: str, algorithm: Algorithm, size: int, folder: Path | None, stack: ExitStack
+) -> ClientStore:
+    if kind not in ("memory", "file"):
+        raise ValueError(f"what clients keep lies in memory or in a file, not in {kind!r}")
+    path = None
+    if kind == "file" and algorithm.client_vectors:
+        if folder is None:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sordino-")))
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path = folder / "clients.f32"
+    return ClientStore(algorithm.client_vectors, size, ("round", "rate"), path)
+
+
+def measured_engine(
+    model: nn.Module, loss: Loss, vector: ParameterVector, population: Population, plan: LocalPlan, chunk: int
+) -> tuple[str, Gradients]:
+    """The fastest way to the gradients of a chunk, found out on made-up rows."""
+    return choose(model, loss, vector, *made_up_batch(population, plan, chunk), reuse=True)
+
+
+def draws_randomness(model: nn.Module) -> bool:
+    """Whether a training pass may use torch's generator: dropout in some form."""
+    return any(
+        isinstance(p := getattr(module, name, 0.0), float) and p > 0
+        for module in model.modules()
+        for name in ("p", "dropout")
+    )
+
+
+def described(part: Any) -> Any:
+    """A frozen dataclass as plain data, its kind first; functions by name."""
+    if is_dataclass(part) and not isinstance(part, type):
+        return {
+            "kind": type(part).__name__,
+            **{f.name: described(getattr(part, f.name)) for f in fields(part)},
+        }
+    if isinstance(part, dict):
+        return {key: described(value) for key, value in part.items()}
+    if callable(part):
+        return getattr(part, "__qualname__", type(part).__name__)
+    if isinstance(part, (np.ndarray, Tensor)) or (
+        isinstance(part, (list, tuple)) and any(isinstance(x, (np.ndarray, Tensor)) for x in part)
+    ):
+        return f"{len(part)} of its own"
+    if isinstance(part, (list, tuple)):
+        return [described(value) for value in part]
+    return None if isinstance(part, float) and math.isnan(part) else part
