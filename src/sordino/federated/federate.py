@@ -7,7 +7,7 @@ import resource
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
@@ -28,7 +28,7 @@ from sordino.federated.engines.gradients import engine_named
 from sordino.federated.local import LocalRule, OwnLoop, local_named
 from sordino.federated.pool import Pool
 from sordino.federated.population import LocalPlan, Population, Rows
-from sordino.federated.rounds import Finished, Workplace, chunks, in_order_of_work, mean_of, steps_of
+from sordino.federated.rounds import Workplace, mean_of
 from sordino.federated.setup import (
     check_composition,
     check_private,
@@ -39,6 +39,7 @@ from sordino.federated.setup import (
     participation_of,
     population_of,
 )
+from sordino.federated.simulator import Simulator
 from sordino.federated.user_level import UserGate
 from sordino.gate import Released
 from sordino.gradients import Loss, refuse
@@ -159,7 +160,6 @@ def federate(
         algorithm = replace(algorithm, weighted=False)  # type: ignore[type-var]  # a client counts as a client
 
     own_rates = isinstance(rule, LocalRule) and rule.keeps_rate and keep_rates
-    remembers = bool(algorithm.client_vectors) or own_rates
 
     directory = None if out is None else RunDirectory(Path(out))
     saved = find_checkpoint(directory, resume)
@@ -170,12 +170,12 @@ def federate(
         float(public_examples) if public_examples is not None else float(round(population.mean_examples))
     )
     noise = (noise or Gaussian()) if private else Gaussian()
-    how = participation_of(participation, per_round, count, private, noise, conditions)
+    how, wanted = participation_of(participation, per_round, count, private, noise, conditions)
     how.check(count)
     per_epoch = how.steps_per_epoch(count)
     noise = noise.planned(rounds, per_epoch)
     how = noise.dealt(how, count) if private else how
-    expected = how.expected_batch(count)
+    expected = how.expected_batch(count) if wanted is None else float(wanted)
     multiplier = 0.0
     if private:
         clip = clip or Quantile()
@@ -269,44 +269,14 @@ def federate(
         now = Round(1, count, expected, rate, float(plan_of_client.steps(typical)), population.mean_examples)
         if private:
             now = replace(now, mean_examples=typical)
-        took_part: list[float] = []  # examples of the clients of a round
-        names: list[int] = []  # and who they were
-        left_out: dict[int, str] = {}
-        wanted = round(expected) if conditions.over_selection > 1 else None
-        rates_seen: list[float] = []
-
-        def local_work(chosen: np.ndarray[Any, Any], number: int) -> Iterator[Finished]:
-            """What the chosen clients make of the cloud model; their new states are staged, not committed."""
-            there, gone = conditions.delivered(
-                chosen, wanted, number, streams, lambda c: steps_of(c, population, plan_of_client), now.steps
-            )
-            left_out.update(gone)
-            order = in_order_of_work(there.tolist(), population, plan_of_client)
-            for part in work(chunks(order, chunk, now, kept, streams, own_rates), theta, server, now):
-                left_out.update(part.failed)
-                fine = part.fine
-                if not fine:
-                    continue
-                took_part += part.examples[fine].flatten().tolist()
-                names += [part.clients[row] for row in fine]
-                if own_rates:
-                    rates_seen += part.rates[fine].flatten().tolist()
-                if remembers:
-                    states = {key: value[fine] for key, value in part.states.items()}
-                    rounds_now = torch.full((len(fine),), float(now.number))
-                    kept.write_many(
-                        [part.clients[row] for row in fine],
-                        states,
-                        {"round": rounds_now, "rate": part.rates[fine].flatten()},
-                    )
-                yield part
+        simulate = Simulator(workplace, work, kept, streams, conditions, wanted, chunk, own_rates)
 
         gate: UserGate | None = None
         spent: Spending | None = None
         if private:
             assert clip is not None
             gate = UserGate(
-                local_work,
+                lambda chosen: simulate(chosen, theta, server, now),
                 algorithm.sent_vectors,
                 size,
                 count,
@@ -365,10 +335,6 @@ def federate(
 
         with TrainingBar(rounds, progress) as bar:
             for number in range(first, rounds):
-                took_part.clear()
-                names.clear()
-                left_out.clear()
-                rates_seen.clear()
                 now = replace(now, number=number + 1, rate=rate_of_round(rate, decay, number))
                 released: Released | None = None
                 mean: dict[str, Tensor] | None
@@ -377,19 +343,19 @@ def federate(
                     mean = gate.parts(released.gradient)
                 else:
                     chosen = how.units(number, count, streams)
-                    mean, present = mean_of(
-                        local_work(chosen, number), algorithm.sent_vectors, size, algorithm.weighted
-                    )
+                    delivered = simulate(chosen, theta, server, now)
+                    mean, present = mean_of(delivered, algorithm.sent_vectors, size, algorithm.weighted)
                     now = replace(now, participants=float(present))
                 if mean is not None:
                     algorithm.server_update(theta, mean, server, now)
-                    if gate is None:
-                        algorithm.seen(server, took_part)
-                kept.commit()
+                tally = simulate.tally
+                if gate is None:
+                    algorithm.seen(server, tally.examples)
+                simulate.end_round()
                 done = number + 1
                 extra = {}
                 if observe is not None:
-                    who = () if private else tuple(names)
+                    who = () if private else tuple(tally.clients)
                     extra = dict(observe(Seen(now, theta, server, mean or {}, who, population)) or {})
                 if done in logged or done in evaluated or extra:
                     line: dict[str, Any] = {
@@ -398,11 +364,11 @@ def federate(
                         "cloud_norm": float(theta.norm()),
                     }
                     if gate is None:
-                        line["participants"] = len(took_part)
-                        if rates_seen:
-                            line["client_rates"] = _spread(rates_seen)
-                        if left_out:
-                            line["left_out"] = {str(client): why for client, why in sorted(left_out.items())}
+                        line["participants"] = len(tally.clients)
+                        if tally.rates:
+                            line["client_rates"] = _spread(tally.rates)
+                        if tally.left_out:
+                            line["left_out"] = {str(c): why for c, why in sorted(tally.left_out.items())}
                     else:
                         assert released is not None
                         assert spent is not None

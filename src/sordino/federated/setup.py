@@ -139,8 +139,9 @@ def participation_of(
     private: bool,
     noise: Mechanism,
     conditions: Conditions,
-) -> Sampling:
-    """Who takes part: as asked for, or ``per_round`` clients in the way that fits the noise."""
+) -> tuple[Sampling, int | None]:
+    """Who is asked: as told, or ``per_round`` clients in the way that fits the noise; and how many of them at most are
+    then taken."""
     if given is None:
         if not 1 <= per_round <= clients:
             raise ValueError(f"per_round must be from 1 to the {clients} clients there are, not {per_round}")
@@ -155,8 +156,8 @@ def participation_of(
             raise ValueError(
                 "over-selection is for a fixed number of clients a round: leave out participation"
             )
-        given = WithoutReplacement(conditions.asked(given.count, clients))
-    return given
+        return WithoutReplacement(conditions.asked(given.count, clients)), given.count
+    return given, None
 
 
 def client_store(

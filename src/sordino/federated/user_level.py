@@ -17,8 +17,7 @@ from sordino.gradients import Norms
 from sordino.noise import Mechanism, Streams
 from sordino.privacy import Ledger
 
-# The local work of these clients at theta, in the round of this number (from 0), in chunks.
-LocalWork = Callable[[npt.NDArray[np.int64], int], Iterator[Finished]]
+LocalWork = Callable[[npt.NDArray[np.int64]], Iterator[Finished]]  # of these clients in this round, in chunks
 
 
 class UserGate(Door):
@@ -62,7 +61,7 @@ class UserGate(Door):
 
     def _sums_at(self, theta: Tensor | None, vectors: int, numbers: int, step: int) -> tuple[Tensor, Tensor]:
         sums, totals = torch.zeros(vectors, len(self._names) * self._size), torch.zeros(numbers)
-        for part in self._work(self.sampling.units(step, self.units, self.streams), step):
+        for part in self._work(self.sampling.units(step, self.units, self.streams)):
             if not part.fine:
                 continue
             sent_UD = torch.cat([part.sent[name][part.fine] for name in self._names], dim=1)

@@ -264,7 +264,7 @@ class ShapeRule(Rule):
 
 
 @dataclass(frozen=True, eq=False)
-class LocalRule(Rule):
+class AutogradRule(Rule):
     """Any layer without parameters that treats every example alike: autograd on that layer alone."""
 
     layer: nn.Module

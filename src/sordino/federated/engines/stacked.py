@@ -15,10 +15,10 @@ from sordino.federated.engines.losses import Loss, OutputGradients
 from sordino.federated.engines.rules import (
     ACTIVATIONS,
     ActivationRule,
+    AutogradRule,
     ConvolutionRule,
     EmbeddingRule,
     LinearRule,
-    LocalRule,
     NormRule,
     Rule,
     ShapeRule,
@@ -47,13 +47,8 @@ def why_not_stacked(model: nn.Module) -> str | None:
     """What of the model has no rule; None if all has."""
     layers = _layers(model)
     for layer in layers:
-        if (
-            layer._forward_hooks
-            or layer._forward_pre_hooks
-            or layer._backward_hooks
-            or layer._backward_pre_hooks
-        ):
-            return f"a {type(layer).__name__} has hooks"
+        if _is_altered(layer):
+            return f"a {type(layer).__name__} has hooks or a forward of its own"
         if not _has_rule(layer):
             name = type(layer).__name__ if list(layer.children()) else str(layer)
             return f"{name} has no rule for many clients at once"
@@ -65,11 +60,17 @@ def why_not_stacked(model: nn.Module) -> str | None:
 
 def _layers(model: nn.Module) -> list[nn.Module]:
     """The layers in the order in which they are applied; one that is used twice is there twice."""
-    # Whoever inherits from Sequential may have a forward of their own, and hooks see what goes in and out.
-    if type(model).forward is not nn.Sequential.forward or model._forward_hooks or model._forward_pre_hooks:
+    # Whoever inherits from Sequential may have a forward of their own.
+    if type(model).forward is not nn.Sequential.forward or _is_altered(model):
         return [model]
     assert isinstance(model, nn.Sequential)
     return [layer for child in model for layer in _layers(child)]
+
+
+def _is_altered(layer: nn.Module) -> bool:
+    """Whether this module does something else than others of its class, or is watched."""
+    hooks = (layer._forward_hooks, layer._forward_pre_hooks, layer._backward_hooks, layer._backward_pre_hooks)
+    return any(hooks) or "forward" in vars(layer)
 
 
 def _has_rule(layer: nn.Module) -> bool:
@@ -105,7 +106,7 @@ def _rule(layer: nn.Module, wanted: bool, before: Rule | None) -> Rule:
     if type(layer) in ACTIVATIONS:
         in_place = before is not None and not before.keeps_output
         return ActivationRule(wanted, ACTIVATIONS[type(layer)], in_place)
-    return LocalRule(wanted, layer)
+    return AutogradRule(wanted, layer)
 
 
 class StackedGradients:
