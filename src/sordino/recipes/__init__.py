@@ -13,6 +13,14 @@ if TYPE_CHECKING:
 # Where each recipe lives: RECIPE, or one of RECIPES, in a module of this package. They load when first used, since
 # most need torch: what a list shows is written here.
 _HOMES = {
+    "adabest-cost": (
+        "adabest_cost",
+        "AdaBest: cost tables checked by counting vector operations and bytes (supplement, tables 4 and 5)",
+    ),
+    "adadp-federated": (
+        "adadp_federated",
+        "ADADP: clients that tune their rates, by class pairs, against tuned SGD and Adam (figures 1 to 3)",
+    ),
     "adadp-gmm": (
         "adadp_gmm",
         "ADADP: a Gaussian mixture by private variational inference (supplement, fig. 1)",
