@@ -13,6 +13,18 @@ if TYPE_CHECKING:
 # Where each recipe lives: RECIPE, or one of RECIPES, in a module of this package. They load when first used, since
 # most need torch: what a list shows is written here.
 _HOMES = {
+    "adabest-cifar": (
+        "adabest",
+        "AdaBest: against FedAvg, SCAFFOLD and FedDyn with a CNN on CIFAR-10 (table 2)",
+    ),
+    "adabest-emnist": (
+        "adabest",
+        "AdaBest: against FedAvg, SCAFFOLD and FedDyn under label skew on EMNIST-L (table 2)",
+    ),
+    "adabest-stability": (
+        "adabest_stability",
+        "AdaBest: growing cloud models, Theorem 1, beta and mu (figures 1 and 4 to 7)",
+    ),
     "adabest-cost": (
         "adabest_cost",
         "AdaBest: cost tables checked by counting vector operations and bytes (supplement, tables 4 and 5)",
