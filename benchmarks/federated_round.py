@@ -434,6 +434,7 @@ def options() -> argparse.Namespace:
 
 def main() -> None:
     chosen = options()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the contender under way ends too
     peers = interpreters(chosen.peers_python)
     left_out = [peer for peer in PEERS if peer not in peers]
     if left_out:
