@@ -128,9 +128,9 @@ _ARITHMETIC = {
     "lerp": (2, 1),
 }
 # What moves, compares, changes signs or takes roots: not what the paper counts.
-_MOVES = "_to_copy _unsafe_view alias cat clone copy detach expand index index_put index_select lift_fresh repeat select"
+_MOVES = "_to_copy _unsafe_view alias cat clone copy detach expand index index_put index_select lift_fresh repeat"
 _MAKES = "arange empty empty_like fill full full_like new_empty new_zeros ones_like zero zeros zeros_like"
-_VIEWS = "slice split squeeze stack t transpose unbind unsqueeze view"
+_VIEWS = "select slice split squeeze stack t transpose unbind unsqueeze view"
 _OTHER = {*_MOVES.split(), *_MAKES.split(), *_VIEWS.split(), "abs", "neg", "sqrt", "where"}
 
 
