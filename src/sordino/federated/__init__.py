@@ -2,7 +2,7 @@
 
 from sordino.federated.algorithms import AdaBest, FedAdam, FedAvg, FedDyn, FedProx, Scaffold, ScaffoldM
 from sordino.federated.conditions import Conditions
-from sordino.federated.federate import Seen, federate
+from sordino.federated.federation import Seen, federate
 from sordino.federated.local import LocalAdam, LocalExtrapolation, LocalSgd, OwnLoop
 from sordino.federated.population import Population
 

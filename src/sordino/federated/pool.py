@@ -61,7 +61,7 @@ class Pool:
         source = enumerate(chunks)
         waiting: deque[_Task] = deque()  # single clients to be tried once more come first
         done: dict[int, list[Finished]] = {}
-        expected: dict[int, int] = {}  # parts of a chunk, if it had to be taken apart
+        taken_apart: dict[int, tuple[int, ...]] = {}  # the clients of a chunk that are tried one by one
         following, exhausted = 0, False
         while True:
             for i, worker in enumerate(self._workers):
@@ -75,9 +75,12 @@ class Pool:
                         waiting.append(_Task(number, chunk))
                 if waiting:
                     self._workers[i] = self._given(worker, waiting.popleft())
-            while len(done.get(following, ())) == expected.get(following, 1):
-                parts = done.pop(following)
-                yield parts[0] if len(parts) == 1 else joined(parts)
+            while len(parts := done.get(following, [])) == len(taken_apart.get(following, (0,))):
+                clients = taken_apart.get(following, ())
+                if clients:
+                    parts.sort(key=lambda part: clients.index(part.clients[0]))
+                yield joined(parts) if clients else parts[0]
+                del done[following]
                 following += 1
             if all(worker.task is None for worker in self._workers):
                 if exhausted and not waiting:
@@ -86,16 +89,13 @@ class Pool:
             for i, task, finished in self._events():
                 if finished is None and len(task.chunk.clients) > 1:
                     # Somebody never came back: each client on its own will tell who.
-                    expected[task.number] = len(task.chunk.clients)
+                    taken_apart[task.number] = task.chunk.clients
                     done[task.number] = []
-                    waiting.extendleft(
-                        _Task(task.number, task.chunk.one(row), row)
-                        for row in reversed(range(len(task.chunk.clients)))
-                    )
+                    rows = range(len(task.chunk.clients))
+                    waiting.extend(_Task(task.number, task.chunk.one(row)) for row in rows)
                 else:
                     found = finished or Finished.none(task.chunk.clients, "never came back")
                     done.setdefault(task.number, []).append(found)
-                    done[task.number].sort(key=lambda part: task.order.get(part.clients[0], 0))
                 if finished is None:
                     self._workers[i].end()
                     self._workers[i] = self._started(news)
@@ -150,11 +150,6 @@ class Pool:
 class _Task:
     number: int
     chunk: Chunk
-    row: int = 0
-
-    @property
-    def order(self) -> dict[int, int]:
-        return {client: self.row + i for i, client in enumerate(self.chunk.clients)}
 
 
 @dataclass(eq=False)

@@ -14,9 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from sordino.clipping import Online, PerLayer
+from sordino.clipping.policy import ClippingPolicy
 from sordino.data import Examples, Poisson, Sampling, Shuffled, WithoutReplacement, as_examples
 from sordino.data.partitions import Natural, Partition, partition_named
-from sordino.federated.algorithms import Algorithm, Scaffold
+from sordino.federated.algorithms import Algorithm, FedAdam, Scaffold
 from sordino.federated.conditions import Conditions
 from sordino.federated.engines.gradients import Gradients, choose
 from sordino.federated.local import LocalAdam, LocalRule, LocalSgd, OwnLoop
@@ -59,13 +61,24 @@ def check_composition(algorithm: Algorithm, rule: LocalRule | OwnLoop) -> None:
 
 
 def check_private(
-    algorithm: Algorithm, own_rates: bool, how: Sampling, conditions: Conditions, independent: bool
+    algorithm: Algorithm,
+    own_rates: bool,
+    how: Sampling,
+    clip: ClippingPolicy,
+    independent: bool,
 ) -> None:
-    """Raise ValueError for what has no known price."""
-    if conditions.over_selection > 1:
+    """Raise ValueError for what has no known price, or no meaning."""
+    if isinstance(clip, PerLayer):
         raise ValueError(
-            "over-selection takes those who are done first, so one client's speed decides about another: there is no "
-            "price for that; use over_selection=1"
+            "what a client sends is clipped as one vector: use Fixed, Quantile, Online or Normalised"
+        )
+    server = getattr(algorithm, "server", None)
+    if isinstance(clip, Online) and (
+        isinstance(algorithm, FedAdam) or (server is not None and not server.linear)
+    ):
+        raise ValueError(
+            "Online follows the derivative of the server's step by the threshold, which for Adam is not known: use "
+            "Quantile, or another server"
         )
     stateful = bool(algorithm.client_vectors) or own_rates
     if isinstance(how, WithoutReplacement) and stateful:
@@ -142,6 +155,11 @@ def participation_of(
 ) -> tuple[Sampling, int | None]:
     """Who is asked: as told, or ``per_round`` clients in the way that fits the noise; and how many of them at most are
     then taken."""
+    if private and conditions.over_selection > 1:
+        raise ValueError(
+            "over-selection takes those who are done first, so one client's speed decides about another: there is no "
+            "price for that; use over_selection=1"
+        )
     if given is None:
         if not 1 <= per_round <= clients:
             raise ValueError(f"per_round must be from 1 to the {clients} clients there are, not {per_round}")
@@ -208,3 +226,28 @@ def described(part: Any) -> Any:
     if isinstance(part, (list, tuple)):
         return [described(value) for value in part]
     return None if isinstance(part, float) and math.isnan(part) else part
+
+
+def _rows_or_none(population: Population, client: int) -> Rows:
+    try:
+        return population.rows(client)
+    except Exception:  # a client that cannot say
+        return np.zeros(0, dtype=np.int64)
+
+
+_MOST_CLIENTS = 2000  # of a population, in tables of clients
+
+
+def about_clients(population: Population, rates: dict[int, float]) -> dict[str, Any]:
+    """Sizes, labels and rates of clients, for figures. None of it is covered by a guarantee."""
+    shown = range(min(population.count, _MOST_CLIENTS))
+    parts = [_rows_or_none(population, client) for client in shown]
+    found: dict[str, Any] = {"clients": population.count, "sizes": [len(part) for part in parts]}
+    labels = _labels(population.examples)
+    if labels.any():
+        classes = int(labels.max()) + 1
+        if labels.min() >= 0 and classes <= 100:
+            found["labels"] = [np.bincount(labels[part], minlength=classes).tolist() for part in parts]
+    if rates:
+        found["rates"] = {str(client): rate for client, rate in sorted(rates.items())[:_MOST_CLIENTS]}
+    return found

@@ -63,6 +63,11 @@ class ClientStore:
             torch.tensor(known, dtype=torch.bool),
         )
 
+    def column(self, name: str) -> dict[int, float]:
+        """A number of every client that was ever here."""
+        place = self.numbers.index(name)
+        return {client: numbers[place] for client, numbers in self._number.items()}
+
     def write(self, client: int, vectors: Mapping[str, Tensor], numbers: Mapping[str, float]) -> None:
         """Stage vectors [d] and numbers of a client."""
         columns = {name: torch.tensor([numbers[name]], dtype=torch.float64) for name in self.numbers}

@@ -30,6 +30,7 @@ from sordino.federated.pool import Pool
 from sordino.federated.population import LocalPlan, Population, Rows
 from sordino.federated.rounds import Workplace, mean_of
 from sordino.federated.setup import (
+    about_clients,
     check_composition,
     check_private,
     client_store,
@@ -75,7 +76,7 @@ class Seen:
     server: Mapping[str, Any]
     mean: Mapping[str, Tensor]  # of what was sent, by name; empty if nobody sent anything
     participants: tuple[int, ...]  # under privacy always empty
-    population: Population
+    population: Population | None  # under privacy always None
 
 
 def federate(
@@ -107,6 +108,7 @@ def federate(
     noise: Mechanism | None = None,
     public_examples: float | None = None,
     accountant: str = "auto",
+    show_unprotected: bool = False,
     test: Any = None,
     evaluations: int = 10,
     observe: Callable[[Seen], Mapping[str, Any] | None] | None = None,
@@ -135,7 +137,8 @@ def federate(
 
     With a ``budget``, or a ``noise_multiplier`` and ``delta``, the guarantee is for a whole client (unit ``user``):
     updates are clipped, summed and noised, clients are Poisson samples (or come in order, with ``noise=Tree()``), and
-    count alike. ``public_examples`` is then what passes for a client's number of examples.
+    count alike. ``public_examples`` is then what passes for a client's number of examples. What is known of single
+    clients (sizes, labels, rates) is written down only without privacy or with ``show_unprotected``.
 
     ``workers`` processes share the local work, which does not change the result. ``patience`` is how many seconds a
     client may take before it is left out; without it a round waits. ``engine="debug"`` trains one client after the
@@ -150,7 +153,7 @@ def federate(
     plan_of_client = LocalPlan(local_epochs, batch_size, top_up, max_examples)
     conditions = conditions or Conditions()
     private = budget is not None or noise_multiplier is not None
-    _check_numbers(rounds, rate, decay)
+    _check_numbers(rounds, rate, decay, workers)
     check_composition(algorithm, rule)
     if not private and (delta is not None or clip is not None or noise is not None):
         raise ValueError(
@@ -179,7 +182,7 @@ def federate(
     multiplier = 0.0
     if private:
         clip = clip or Quantile()
-        check_private(algorithm, own_rates, how, conditions, noise.independent)
+        check_private(algorithm, own_rates, how, clip, noise.independent)
         releases = noise.over(how, count, rounds)
         multiplier, delta = planned_noise(
             releases, clip, expected, rounds, budget, noise_multiplier, delta, accountant
@@ -243,7 +246,11 @@ def federate(
         plan["caveat"] = how.caveat
     if how.never_drawn(count):
         plan["clients_never_asked"] = how.never_drawn(count)
-    pinned = {"rows of the data": examples.fingerprint(streams.key)} if directory is not None else {}
+    pinned: dict[str, Any] = {}
+    if directory is not None:
+        pinned = {"rows of the data": examples.fingerprint(streams.key)}
+        if private:  # a replay has to be the same release to the last bit
+            pinned["workers"] = workers
     if saved is not None:
         check_same_plan({**saved["plan"], **saved["pinned"]}, {**plan, **pinned})
 
@@ -352,11 +359,15 @@ def federate(
                 if gate is None:
                     algorithm.seen(server, tally.examples)
                 simulate.end_round()
+                if private and patience is not None:
+                    # Who came back in time may be another the next time, under the same noise: so a round of which
+                    # anything is shown is never repeated.
+                    save_checkpoint(number + 1)
                 done = number + 1
                 extra = {}
                 if observe is not None:
-                    who = () if private else tuple(tally.clients)
-                    extra = dict(observe(Seen(now, theta, server, mean or {}, who, population)) or {})
+                    known = ((), None) if private else (tuple(tally.clients), population)
+                    extra = dict(observe(Seen(now, theta, server, mean or {}, *known)) or {})
                 if done in logged or done in evaluated or extra:
                     line: dict[str, Any] = {
                         "round": done,
@@ -387,7 +398,7 @@ def federate(
                     bar.update(done)
                 if done in saves:
                     save_checkpoint(done)
-        clients_seen = len(kept)
+        clients_seen, rates = len(kept), kept.column("rate") if own_rates else {}
 
     if not bool(theta.isfinite().all()):
         warnings.warn(
@@ -439,6 +450,8 @@ def federate(
         directory.write_model(model)
         directory.write_json("certificate.json", document)
         directory.write_json("run.json", summary)
+        if not private or show_unprotected:
+            directory.write_json("clients.json", {"covered": False, **about_clients(population, rates)})
         if not keep_checkpoint:
             delete_checkpoint(directory.checkpoint_folder)
     return Run(
@@ -453,7 +466,9 @@ def federate(
     )
 
 
-def _check_numbers(rounds: int, rate: float, decay: float) -> None:
+def _check_numbers(rounds: int, rate: float, decay: float, workers: int) -> None:
+    if workers < 1:
+        raise ValueError(f"workers must be at least 1, not {workers}")
     if rounds < 1 or rounds != int(rounds):
         raise ValueError(f"rounds must be a whole number of at least 1, not {rounds:g}")
     if not 0 < rate < math.inf:
@@ -499,8 +514,8 @@ def _public_facts(private: bool, typical: float, tested: bool) -> list[str]:
     facts = ["this is a simulation: the data of all clients lies on one machine"]
     if private:
         facts += [
-            "shapes of the data and number of classes are public, and that a client passes for one of "
-            f"{typical:g} examples",
+            "shapes of the data, number of rows and number of classes are public, and that a client passes for one "
+            f"of {typical:g} examples",
             "a client's local training depends on its own rows, what it kept, and the cloud model alone",
         ]
     if tested:
