@@ -30,6 +30,7 @@ def train_federated(
     rounds: int,
     seed: int,
     rows: int | None = None,
+    test_rows: int | None = None,
     partition: str = "iid",
     holdout: int = 0,
     local_epochs: int = 5,
@@ -42,8 +43,8 @@ def train_federated(
 ) -> Result:
     """One seeded federation. ``seed`` is that of the partition, the weights, and everything else.
 
-    ``data`` is a named set, ``emnist-l``, or ``classes``, which is made up; ``rows`` are how many of its training rows
-    to use. ``watch`` follows the server's h and, where the model is evaluated, its accuracy on the rows of the clients
+    ``data`` is a named set, ``emnist-l``, or ``classes``, which is made up; ``rows`` and ``test_rows`` are how many
+    of its rows to use. ``watch`` follows the server's h and, where the model is evaluated, its accuracy on the rows of the clients
     that just took part.
     """
     import torch
@@ -71,7 +72,7 @@ def train_federated(
         batch_size=batch_size,
         rate=rate,
         decay=decay,
-        test=test,
+        test=(test[0][:test_rows], test[1][:test_rows]),
         evaluations=evaluations,
         observe=watcher,
         seed=seed,
