@@ -113,7 +113,7 @@ def last_ten(result: Result, what: str = "accuracy") -> float:
 def chosen_betas(run: Run, what: Experiment) -> dict[str, tuple[float, str]]:
     """The best beta for each skew by the accuracy on clients that were held out, and how the others did."""
     if len(what.betas) == 1:
-        return {skew: (what.betas[0], "") for skew in what.skews()}
+        return dict.fromkeys(what.skews(), (what.betas[0], ""))
     jobs = [
         what.job(adabest(beta), Setting(skew), what.seeds[0]) for skew in what.skews() for beta in what.betas
     ]

@@ -43,9 +43,9 @@ def train_federated(
 ) -> Result:
     """One seeded federation. ``seed`` is that of the partition, the weights, and everything else.
 
-    ``data`` is a named set, ``emnist-l``, or ``classes``, which is made up; ``rows`` and ``test_rows`` are how many
-    of its rows to use. ``watch`` follows the server's h and, where the model is evaluated, its accuracy on the rows of the clients
-    that just took part.
+    ``data`` is a named set, ``emnist-l``, or ``classes``, which is made up; ``rows`` and ``test_rows`` are how many of
+    its rows to use. ``watch`` follows the server's h and, where the model is evaluated, its accuracy on the rows of the
+    clients that just took part.
     """
     import torch
 
