@@ -553,6 +553,9 @@ def _report(run: Run, what: Protocol) -> Report:
         "vocabulary count neither as targets nor as guesses. Rates are the best on these rows, and the tuning is not "
         "charged",
         "without noise DP-FTRL is DP-SGD but for who takes part, and both trees are one: one run stands for both",
+        f"{len(what.seeds)} seed{'s' * (len(what.seeds) > 1)}, {what.rounds} rounds: in short runs accuracy moves by a "
+        "point or two between evaluations, so smaller differences say nothing. Always guessing one word, the best, is "
+        "right in 4.8 % of the cases with a vocabulary of 1,000 words, and in 4.3 % with 2,000",
         *_goal_notes(curves),
     ]
     draw = partial(_draw, what=what, curves=curves, found=found)
