@@ -546,12 +546,12 @@ def _report(run: Run, what: Protocol) -> Report:
         "4,050,748 parameters. It is not to be had here: we train on Shakespeare's plays, where a role is a user: "
         f"{what.words:,} words, embedding {what.dim}, LSTM {what.hidden}, {first['parameters']:,} parameters. "
         "Accuracies cannot be compared; what can be is who wins",
-        f"user-level privacy of {what.clients:,} roles at delta {what.delta:g}. Trees: every role {what.epochs:g} "
-        "times, in an order drawn once, and one tree for all rounds; DP-SGD: Poisson samples, amplified. The "
+        f"user-level privacy of {what.clients:,} roles at delta {what.delta:g}. Trees: {what.epochs:g} passes over "
+        "the roles, in an order drawn once, and one tree for all rounds; DP-SGD: Poisson samples, amplified. The "
         "vocabulary is public (the first words of GloVe) and not counted in the plays. Seeds void epsilon",
         "accuracy is over words of the last tenth of each role's speeches; ends of sentences and words out of the "
-        "vocabulary count neither as targets nor as guesses. Rates are the best on these rows, and the tuning is not "
-        "charged",
+        "vocabulary count neither as targets nor as guesses. Of several rates the best on these rows is shown, "
+        "and the tuning is not charged; where one was tried, it was not tuned",
         "without noise DP-FTRL is DP-SGD but for who takes part, and both trees are one: one run stands for both",
         f"{len(what.seeds)} seed{'s' * (len(what.seeds) > 1)}, {what.rounds} rounds: in short runs accuracy moves by a "
         "point or two between evaluations, so smaller differences say nothing. Always guessing one word, the best, is "
@@ -576,14 +576,14 @@ def crossing(tree: Sequence[float], sgd: Sequence[float]) -> str:
     """The epsilon above which the tree takes fewer clients a round than SGD; between two goals on a line of logarithms.
 
     >>> crossing((400.0, 40.0, 4.0), (4000.0, 400.0, 0.4)), crossing((4.0, 1.0), (5.0, 2.0))
-    ('12.6', 'none')
+    ('12.6', 'all shown')
     """
     leads = [math.log(s / t) for s, t in zip(sgd, tree, strict=True)]
     for k in range(1, len(leads)):
         if leads[k] < 0 <= leads[k - 1]:
             share = leads[k - 1] / (leads[k - 1] - leads[k])
             return f"{math.exp(math.log(tree[k - 1]) * (1 - share) + math.log(tree[k]) * share):.1f}"
-    return "none"
+    return "all shown" if min(leads) >= 0 else "none shown"
 
 
 def _goal_notes(curves: Sequence[dict[str, list[float]]]) -> list[str]:
