@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from sordino.data.shakespeare import PAD, SPECIAL
 
-_SPECS = "linear, mlp, mlp:256,256, cnn, MODULE:CALLABLE or path/to/file.py:CALLABLE"
+_SPECS = "linear, mlp, mlp:256,256, cnn, lstm (for next words), MODULE:CALLABLE or path/to/file.py:CALLABLE"
 
 
 def default_model(data_name: str, input_shape: Sequence[int]) -> str:
@@ -37,7 +37,7 @@ def default_model(data_name: str, input_shape: Sequence[int]) -> str:
         "emnist-bymerge": "cnn",
         "emnist-letters": "cnn",
     }
-    known |= {"adult": "mlp:64", "ag-news": "mlp:128"}
+    known |= {"adult": "mlp:64", "ag-news": "mlp:128", "shakespeare": "lstm"}
     # Files of one's own may hold tables or images in any layout, and an mlp takes them all.
     return known.get(data_name, "mlp")
 
@@ -45,9 +45,9 @@ def default_model(data_name: str, input_shape: Sequence[int]) -> str:
 def build_model(spec: str, input_shape: Sequence[int], classes: int) -> nn.Module:
     """Build the model that `spec` names: inputs of `input_shape` (without the batch), `classes` logits.
 
-    `linear`; `mlp` or `mlp:256,256` (hidden sizes, ReLU); `cnn` (chosen by image size, tanh); or an
-    import path `MODULE:CALLABLE` or `path/to/file.py:CALLABLE`, called with `input_shape` and `classes` if it
-    takes them.
+    `linear`; `mlp` or `mlp:256,256` (hidden sizes, ReLU); `cnn` (chosen by image size, tanh); `lstm` or `lstm:96,670`
+    (embedding and state, for next words); or an import path `MODULE:CALLABLE` or `path/to/file.py:CALLABLE`, called
+    with `input_shape` and `classes` if it takes them.
 
     >>> build_model("mlp:32", (1, 8, 8), 10)[1]
     Linear(in_features=64, out_features=32, bias=True)
@@ -60,6 +60,13 @@ def build_model(spec: str, input_shape: Sequence[int], classes: int) -> nn.Modul
         return _mlp(shape, _hidden_sizes(spec, settings), classes)
     if spec == "cnn":
         return _cnn(shape, classes)
+    if family == "lstm":
+        sizes = (32, 64) if spec == "lstm" else _hidden_sizes(spec, settings)
+        if len(sizes) != 2 or len(shape) != 1:
+            raise ValueError(
+                f"model {spec!r} is for rows of tokens: give the sizes of embedding and state, as in lstm:96,670"
+            )
+        return next_word_lstm(classes, *sizes)
     if family and settings:
         return _imported(spec, shape, classes)
     raise ValueError(f"unknown model {spec!r}: use {_SPECS}")

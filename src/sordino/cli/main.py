@@ -7,6 +7,7 @@ import sys
 import typer
 
 from sordino.cli import budget
+from sordino.cli.federate import federate
 from sordino.cli.reproduce import reproduce
 from sordino.cli.train import train
 
@@ -19,6 +20,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.command()(train)
+app.command()(federate)
 app.command()(reproduce)
 app.add_typer(budget.app, name="budget")
 

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-import json
-import sys
 import time
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-if TYPE_CHECKING:
-    from torch import nn
+from sordino.cli.common import (
+    budget_of,
+    check_outputs,
+    interruptible,
+    loss_for,
+    parsed_settings,
+    show_warning,
+)
 
-    from sordino.data import Loaded
+if TYPE_CHECKING:
     from sordino.training import Run
 
 # torch and the accountants load slowly: they are imported inside the command, so that --help is quick.
@@ -94,20 +96,8 @@ def train(
     as_json: Annotated[bool, typer.Option("--json", help="Print exactly one JSON object on stdout.")] = False,
 ) -> None:
     """Train a model privately: a budget goes in; a model, a certificate and a report come out."""
-    from sordino.privacy import Budget
-    from sordino.privacy.budget import check_delta
-
-    budget = None
-    if noise_multiplier is None and epsilon is not None:
-        if delta is None:
-            raise ValueError("--epsilon needs a --delta: choose one well below 1/n, such as 1e-5")
-        budget = Budget(epsilon, delta)
-    elif noise_multiplier is not None:
-        if epsilon is not None:
-            raise ValueError("give either --epsilon or --noise-multiplier, not both")
-        if delta is not None:
-            check_delta(delta)
-    chosen = _settings(settings or [])
+    budget = budget_of(epsilon, delta, noise_multiplier)
+    chosen = parsed_settings(settings or [])
 
     import torch
 
@@ -132,13 +122,13 @@ def train(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(initial.seed_for("initialisation", 0))
         network = build_model(spec, loaded.input_shape, loaded.classes)
-    _check_outputs(network, loaded, spec)
+    check_outputs(network, loaded, spec)
     folder = out or Path("runs") / f"{loaded.name}-{time.strftime('%Y%m%d-%H%M%S')}"
-    with warnings.catch_warnings(), _interruptible(folder):
-        warnings.showwarning = _show_warning
+    with warnings.catch_warnings(), interruptible(folder):
+        warnings.showwarning = show_warning
         run = run_training(
             network,
-            torch.nn.CrossEntropyLoss(reduction="none"),
+            loss_for(loaded),
             loaded.train,
             method=recipe,
             epochs=epochs,
@@ -165,60 +155,6 @@ def train(
         print(to_json({**run.summary, "run": str(folder)}))
     else:
         _print(run, folder)
-
-
-def _settings(pairs: list[str]) -> dict[str, Any]:
-    settings: dict[str, Any] = {}
-    for pair in pairs:
-        name, equals, value = pair.partition("=")
-        if not equals or not name:
-            raise ValueError(f"--set takes NAME=VALUE, not {pair!r}")
-        if name in settings:
-            raise ValueError(f"--set {name} was given twice: give it once")
-        try:
-            word = value.lower()
-            settings[name] = (
-                None if word == "none" else json.loads(word if word in ("true", "false") else value)
-            )
-        except ValueError:
-            settings[name] = value
-    return settings
-
-
-def _check_outputs(network: nn.Module, loaded: Loaded, spec: str) -> None:
-    """The model runs on rows of this shape and gives a score for each class; made-up rows tell."""
-    import torch
-
-    from sordino.data import as_examples
-
-    inputs, _ = as_examples(loaded.train).template(5)
-    try:
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            output = network(inputs)
-    except Exception as error:
-        raise ValueError(
-            f"model {spec!r} cannot run on inputs of shape {loaded.input_shape}: {type(error).__name__}: {error}"
-        ) from error
-    if not isinstance(output, torch.Tensor) or output.dim() != 2 or output.shape[1] < loaded.classes:
-        got = f"shape {tuple(output.shape)}" if isinstance(output, torch.Tensor) else type(output).__name__
-        raise ValueError(
-            f"model {spec!r} must give {loaded.classes} scores for each of 5 rows, shape (5, {loaded.classes}), "
-            f"but gave {got}"
-        )
-
-
-@contextmanager
-def _interruptible(folder: Path) -> Iterator[None]:
-    try:
-        yield
-    except KeyboardInterrupt:
-        raise ValueError(
-            f"interrupted; to go on from the last checkpoint, give the same command with --out {folder} --resume"
-        ) from None
-
-
-def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
-    print(f"sordino: warning: {' '.join(str(message).split())}", file=sys.stderr)
 
 
 def _batches(summary: dict[str, Any]) -> str:

@@ -28,7 +28,7 @@ from sordino.federated.engines.gradients import engine_named
 from sordino.federated.local import LocalRule, OwnLoop, local_named
 from sordino.federated.pool import Pool
 from sordino.federated.population import LocalPlan, Population, Rows
-from sordino.federated.rounds import Workplace, mean_of
+from sordino.federated.rounds import Workplace, made_up_batch, mean_of
 from sordino.federated.setup import (
     about_clients,
     check_composition,
@@ -39,6 +39,7 @@ from sordino.federated.setup import (
     measured_engine,
     participation_of,
     population_of,
+    worthwhile_workers,
 )
 from sordino.federated.simulator import Simulator
 from sordino.federated.user_level import UserGate
@@ -116,7 +117,7 @@ def federate(
     secure: bool = False,
     engine: str = "auto",
     chunk: int | None = None,
-    workers: int = 1,
+    workers: int | None = None,
     store: str = "memory",
     out: str | Path | None = None,
     resume: bool = False,
@@ -140,7 +141,7 @@ def federate(
     count alike. ``public_examples`` is then what passes for a client's number of examples. What is known of single
     clients (sizes, labels, rates) is written down only without privacy or with ``show_unprotected``.
 
-    ``workers`` processes share the local work, which does not change the result. ``patience`` is how many seconds a
+    ``workers`` processes share the local work, by default as many as pay, which does not change the result. ``patience`` is how many seconds a
     client may take before it is left out; without it a round waits. ``engine="debug"`` trains one client after the
     other in plain loops. With ``store="file"`` what clients keep lies in a file beside the checkpoint. ``observe`` is
     called after every round, and what it returns goes into the history. With ``out`` the run writes a directory, and
@@ -208,6 +209,14 @@ def federate(
         name, gradients = measured_engine(model, loss, vector, population, plan_of_client, chunk)
     else:
         gradients = engine_named(name, model, loss, vector, reuse=True)
+    if saved and "workers" in saved["pinned"]:
+        workers = workers or saved["pinned"]["workers"]
+    if workers is None:
+        batches = plan_of_client.steps(population.mean_examples) * math.ceil(expected / chunk)
+        workers = 1
+        if not isinstance(rule, OwnLoop):
+            call = made_up_batch(population, plan_of_client, chunk)
+            workers = worthwhile_workers(gradients, theta, call, batches, math.ceil(expected / chunk))
     workplace = Workplace(
         population, gradients, algorithm, rule, plan_of_client, typical if private else None, draws
     )
@@ -466,8 +475,8 @@ def federate(
     )
 
 
-def _check_numbers(rounds: int, rate: float, decay: float, workers: int) -> None:
-    if workers < 1:
+def _check_numbers(rounds: int, rate: float, decay: float, workers: int | None) -> None:
+    if workers is not None and workers < 1:
         raise ValueError(f"workers must be at least 1, not {workers}")
     if rounds < 1 or rounds != int(rounds):
         raise ValueError(f"rounds must be a whole number of at least 1, not {rounds:g}")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import multiprocessing
 import tempfile
+import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import fields, is_dataclass
@@ -197,6 +199,29 @@ def measured_engine(
 ) -> tuple[str, Gradients]:
     """The fastest way to the gradients of a chunk, found out on made-up rows."""
     return choose(model, loss, vector, *made_up_batch(population, plan, chunk), reuse=True)
+
+
+_WORTH_A_POOL = 0.03  # seconds of local work in a round: handing chunks out takes a few thousandths
+
+
+def worthwhile_workers(
+    gradients: Gradients, theta: Tensor, call: tuple[Any, Any, Tensor], batches: int, chunks: int
+) -> int:
+    """As many processes as torch may use threads, if a round is long enough; else one. Measured on made-up rows."""
+    most = min(torch.get_num_threads(), chunks)
+    if (
+        most < 2
+        or "fork" not in multiprocessing.get_all_start_methods()
+        or multiprocessing.current_process().daemon
+    ):
+        return 1
+    x_Pd, times = theta.repeat(len(call[2]), 1), []
+    with torch.random.fork_rng(devices=[]):
+        for _ in range(3):
+            start = time.perf_counter()
+            gradients(x_Pd, *call)
+            times.append(time.perf_counter() - start)
+    return most if min(times) * batches > _WORTH_A_POOL else 1
 
 
 def draws_randomness(model: nn.Module) -> bool:

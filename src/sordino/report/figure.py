@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 History = list[dict[str, Any]]
-_BLUE, _RED, _GREEN, _GREY = "#1b6ca8", "#b8442c", "#2f7d4f", "#777777"
+BLUE, RED, GREEN, GREY = "#1b6ca8", "#b8442c", "#2f7d4f", "#777777"
 
 
 def draw_report(summary: dict[str, Any], history: History, path: Path) -> None:
@@ -47,10 +47,10 @@ def draw_report(summary: dict[str, Any], history: History, path: Path) -> None:
 
 def _score(axes: Axes, summary: dict[str, Any], history: History) -> None:
     measure, scored = _scored(history)
-    _plot(axes, scored, "epoch", measure, marker="o", color=_BLUE)
+    _plot(axes, scored, "epoch", measure, marker="o", color=BLUE)
     axes.set(xlabel="epoch", ylabel=measure.replace("_", " "), title="On held-out rows (not covered)")
     if not scored:
-        _say(axes, "no test set")
+        say(axes, "no test set")
     elif measure == "test_accuracy":
         axes.set_ylim(0, 1)
 
@@ -59,11 +59,11 @@ def _score_for_epsilon(axes: Axes, summary: dict[str, Any], history: History) ->
     measure, scored = _scored(history)
     axes.set(xlabel="epsilon", ylabel=measure.replace("_", " "), title="What epsilon bought")
     if not scored:
-        _say(axes, "no test set")
+        say(axes, "no test set")
     elif _infinite(history):
-        _say(axes, "not private\n(epsilon is infinite)")
+        say(axes, "not private\n(epsilon is infinite)")
     else:
-        _plot(axes, scored, "epsilon", measure, marker="o", color=_BLUE)
+        _plot(axes, scored, "epsilon", measure, marker="o", color=BLUE)
         axes.set_xlim(left=0)
 
 
@@ -72,30 +72,30 @@ def _spent(axes: Axes, summary: dict[str, Any], history: History) -> None:
     title = "Privacy spent" if delta is None else f"Privacy spent, delta = {delta:g}, per {summary['unit']}"
     axes.set(xlabel="epoch", ylabel="epsilon", title=title)
     if _infinite(history):
-        _say(axes, "not private\n(epsilon is infinite)")
+        say(axes, "not private\n(epsilon is infinite)")
     else:
-        _plot(axes, history, "epoch", "epsilon", color=_RED)
+        _plot(axes, history, "epoch", "epsilon", color=RED)
         axes.set_ylim(bottom=0)
 
 
 def _rate(axes: Axes, summary: dict[str, Any], history: History) -> None:
-    _plot(axes, history, "epoch", "rate", color=_GREEN)
+    _plot(axes, history, "epoch", "rate", color=GREEN)
     axes.set(xlabel="epoch", ylabel="learning rate", title="Learning rate")
-    _on_a_log_axis(axes, [line["rate"] for line in history])
+    on_a_log_axis(axes, [line["rate"] for line in history])
 
 
 def _threshold(axes: Axes, summary: dict[str, Any], history: History) -> None:
     moved = [line for line in history if line["threshold"] is not None]
-    _plot(axes, moved, "epoch", "threshold", color=_GREEN)
+    _plot(axes, moved, "epoch", "threshold", color=GREEN)
     axes.set(xlabel="epoch", ylabel="threshold", title="Clipping threshold")
-    _on_a_log_axis(axes, [line["threshold"] for line in moved])
+    on_a_log_axis(axes, [line["threshold"] for line in moved])
 
 
 def _error(axes: Axes, summary: dict[str, Any], history: History) -> None:
     known = [line for line in history if "error" in line]
-    _plot(axes, known, "epoch", "error", color=_GREEN, label="error estimate")
+    _plot(axes, known, "epoch", "error", color=GREEN, label="error estimate")
     if all("tolerance" in line for line in known):
-        _plot(axes, known, "epoch", "tolerance", color=_GREY, linestyle="--", label="tolerance")
+        _plot(axes, known, "epoch", "tolerance", color=GREY, linestyle="--", label="tolerance")
     axes.set(xlabel="epoch", ylabel="error of a step", title="Error estimate", yscale="log")
     axes.legend(frameon=False)
 
@@ -113,7 +113,7 @@ def _plot(axes: Axes, lines: History, x: str, y: str, **style: Any) -> None:
     axes.plot([line[x] for line in lines], [line[y] for line in lines], **style)
 
 
-def _on_a_log_axis(axes: Axes, values: list[float]) -> None:
+def on_a_log_axis(axes: Axes, values: list[float]) -> None:
     """Plain numbers, and at least a factor of four from end to end: what hardly moved looks like that."""
     from matplotlib.ticker import NullFormatter, ScalarFormatter
 
@@ -129,5 +129,5 @@ def _on_a_log_axis(axes: Axes, values: list[float]) -> None:
         axes.yaxis.set_minor_formatter(ScalarFormatter() if high < 10 * low else NullFormatter())
 
 
-def _say(axes: Axes, text: str) -> None:
+def say(axes: Axes, text: str) -> None:
     axes.text(0.5, 0.5, text, ha="center", va="center", transform=axes.transAxes)

@@ -1,0 +1,99 @@
+"""What the commands share: settings, budgets, models that fit, warnings in one line."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from sordino.data import Loaded
+    from sordino.privacy import Budget
+
+# torch and the accountants load slowly: they are imported inside functions, so that --help is quick.
+
+
+def budget_of(epsilon: float | None, delta: float | None, noise_multiplier: float | None) -> Budget | None:
+    """The budget the options name; None if they name a noise multiplier, or nothing."""
+    from sordino.privacy import Budget
+    from sordino.privacy.budget import check_delta
+
+    if epsilon is not None and noise_multiplier is not None:
+        raise ValueError("give either --epsilon or --noise-multiplier, not both")
+    if epsilon is not None:
+        if delta is None:
+            raise ValueError("--epsilon needs a --delta: choose one well below 1/n, such as 1e-5")
+        return Budget(epsilon, delta)
+    if noise_multiplier is not None and delta is not None:
+        check_delta(delta)
+    return None
+
+
+def loss_for(loaded: Loaded) -> Callable[[Tensor, Tensor], Tensor]:
+    """One value for each example."""
+    import torch
+
+    from sordino.models import next_word_loss
+
+    return next_word_loss if loaded.task == "next-word" else torch.nn.CrossEntropyLoss(reduction="none")
+
+
+def parsed_settings(pairs: list[str]) -> dict[str, Any]:
+    settings: dict[str, Any] = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals or not name:
+            raise ValueError(f"--set takes NAME=VALUE, not {pair!r}")
+        if name in settings:
+            raise ValueError(f"--set {name} was given twice: give it once")
+        try:
+            word = value.lower()
+            settings[name] = (
+                None if word == "none" else json.loads(word if word in ("true", "false") else value)
+            )
+        except ValueError:
+            settings[name] = value
+    return settings
+
+
+def check_outputs(network: nn.Module, loaded: Loaded, spec: str) -> None:
+    """The model runs on rows of this shape and gives a score for each class; made-up rows tell."""
+    import torch
+
+    from sordino.data import as_examples
+
+    inputs, _ = as_examples(loaded.train).template(5)
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            output = network(inputs)
+    except Exception as error:
+        raise ValueError(
+            f"model {spec!r} cannot run on inputs of shape {loaded.input_shape}: {type(error).__name__}: {error}"
+        ) from error
+    if loaded.task == "next-word":
+        return
+    if not isinstance(output, torch.Tensor) or output.dim() != 2 or output.shape[1] < loaded.classes:
+        got = f"shape {tuple(output.shape)}" if isinstance(output, torch.Tensor) else type(output).__name__
+        raise ValueError(
+            f"model {spec!r} must give {loaded.classes} scores for each of 5 rows, shape (5, {loaded.classes}), "
+            f"but gave {got}"
+        )
+
+
+@contextmanager
+def interruptible(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise ValueError(
+            f"interrupted; to go on from the last checkpoint, give the same command with --out {folder} --resume"
+        ) from None
+
+
+def show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
+    print(f"sordino: warning: {' '.join(str(message).split())}", file=sys.stderr)
