@@ -141,11 +141,11 @@ def federate(
     count alike. ``public_examples`` is then what passes for a client's number of examples. What is known of single
     clients (sizes, labels, rates) is written down only without privacy or with ``show_unprotected``.
 
-    ``workers`` processes share the local work, by default as many as pay, which does not change the result. ``patience`` is how many seconds a
-    client may take before it is left out; without it a round waits. ``engine="debug"`` trains one client after the
-    other in plain loops. With ``store="file"`` what clients keep lies in a file beside the checkpoint. ``observe`` is
-    called after every round, and what it returns goes into the history. With ``out`` the run writes a directory, and
-    ``resume=True`` goes on from its last checkpoint bit for bit.
+    ``workers`` processes share the local work, by default as many as pay; the result is the same. ``patience`` is how
+    many seconds a client may take before it is left out; without it a round waits. ``engine="debug"`` trains one client
+    after the other in plain loops. With ``store="file"`` what clients keep lies in a file beside the checkpoint.
+    ``observe`` is called after every round, and what it returns goes into the history. With ``out`` the run writes a
+    directory, and ``resume=True`` goes on from its last checkpoint bit for bit.
     """
     started = time.monotonic()
     refuse(model)  # before any data is touched

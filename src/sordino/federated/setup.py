@@ -6,8 +6,8 @@ import math
 import multiprocessing
 import tempfile
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -198,7 +198,19 @@ def measured_engine(
     model: nn.Module, loss: Loss, vector: ParameterVector, population: Population, plan: LocalPlan, chunk: int
 ) -> tuple[str, Gradients]:
     """The fastest way to the gradients of a chunk, found out on made-up rows."""
-    return choose(model, loss, vector, *made_up_batch(population, plan, chunk), reuse=True)
+    with _one_thread():
+        return choose(model, loss, vector, *made_up_batch(population, plan, chunk), reuse=True)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """What workers have, and what a busy machine does not disturb: there threads wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 _WORTH_A_POOL = 0.03  # seconds of local work in a round: handing chunks out takes a few thousandths
@@ -216,7 +228,7 @@ def worthwhile_workers(
     ):
         return 1
     x_Pd, times = theta.repeat(len(call[2]), 1), []
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), _one_thread():
         for _ in range(3):
             start = time.perf_counter()
             gradients(x_Pd, *call)
