@@ -1,10 +1,14 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+from itertools import combinations
+
 import numpy as np
+import numpy.typing as npt
 import pytest
 from scipy import stats
 
-from sordino.data import FixedOrder, Poisson, Shuffled
+from sordino.data import FixedOrder, Poisson, Sampling, Separated, Shuffled, WithoutReplacement
 from sordino.noise import Streams
 
 
@@ -80,3 +84,160 @@ def test_impossible_batches() -> None:
         Shuffled(0)
     with pytest.raises(ValueError, match="at most 4"):
         FixedOrder(5).check(4)
+
+
+# A fixed number of units ------------------------------------------------------------------------------------
+
+Draw = Callable[[int], list[int]]  # of a step
+
+
+class CountedWords:
+    """Streams that remember how much was asked of them."""
+
+    def __init__(self, seed: int = 1) -> None:
+        self.streams, self.asked = Streams.from_seed(seed), 0
+
+    def words(self, purpose: str, step: int, count: int) -> npt.NDArray[np.uint64]:
+        self.asked += count
+        return self.streams.words(purpose, step, count)
+
+
+def chance_of(draw: Draw, n: int, count: int, steps: int = 4000) -> float:
+    """The p-value of the samples being uniform among all of their size."""
+    found = dict.fromkeys(combinations(range(n), count), 0)
+    for step in range(steps):
+        found[tuple(sorted(draw(step)))] += 1
+    return float(stats.chisquare(list(found.values())).pvalue)
+
+
+@pytest.mark.parametrize(("n", "count"), [(1, 1), (5, 5), (7, 3), (100, 99), (1000, 10)])
+def test_without_replacement_draws_exactly_so_many_different_units(n: int, count: int) -> None:
+    streams = Streams.from_seed(4)
+    for step in range(50):
+        units = WithoutReplacement(count).units(step, n, streams)
+        assert len(units) == count
+        assert np.all(np.diff(units) > 0)
+        assert 0 <= units[0] <= units[-1] < n
+
+
+@pytest.mark.parametrize(("n", "count"), [(7, 1), (7, 3), (6, 5)])
+def test_without_replacement_is_uniform_among_all_samples(n: int, count: int) -> None:
+    streams = Streams.from_seed(5)
+    assert chance_of(lambda step: WithoutReplacement(count).units(step, n, streams).tolist(), n, count) > 1e-3
+
+
+def test_a_biased_sample_is_noticed() -> None:
+    """Floyd's algorithm with the free number that is next after a collision, which prefers neighbours."""
+    streams, n, count = Streams.from_seed(5), 7, 3
+
+    def neighbours(step: int) -> list[int]:
+        found: list[int] = []
+        for word in streams.words("sampling", step, count).tolist():
+            unit = word * n >> 64
+            while unit in found:
+                unit = (unit + 1) % n
+            found.append(unit)
+        return found
+
+    assert chance_of(neighbours, n, count) < 1e-6
+
+
+@pytest.mark.parametrize("sampling", [WithoutReplacement(5), Separated(5, 3)])
+def test_who_takes_part_is_a_function_of_key_and_step(sampling: Sampling) -> None:
+    def drawn(seed: int, step: int) -> list[int]:
+        return sampling.units(step, 1000, Streams.from_seed(seed)).tolist()
+
+    streams = Streams.from_seed(1)
+    backwards = [sampling.units(step, 1000, streams).tolist() for step in reversed(range(8))]
+    assert backwards[::-1] == [drawn(1, step) for step in range(8)]
+    assert len({tuple(units) for units in backwards}) == 8
+    assert drawn(1, 4) != drawn(2, 4)
+
+
+@pytest.mark.parametrize("sampling", [WithoutReplacement(100), Separated(100, 9)])
+def test_a_billion_units_cost_what_those_drawn_cost(sampling: Sampling) -> None:
+    few, many = CountedWords(), CountedWords()
+    sampling.units(3, 1000, few)
+    units = sampling.units(3, 10**9, many)
+    assert few.asked == many.asked == 100
+    assert len(np.unique(units)) == 100
+    assert units.max() > 5 * 10**8
+
+
+def test_a_step_without_replacement_is_a_charge_of_its_own_and_not_poissons() -> None:
+    sampling = WithoutReplacement(20)
+    assert sampling.expected_batch(100) == 20
+    assert sampling.steps_per_epoch(100) == 5
+    assert sampling.charges(7, 100) == 7
+    assert [sampling.charge_key(step, 100) for step in (0, 6)] == ["step:0", "step:6"]
+    assert sampling.amplified_rate(100) is None  # Poisson's price is not that of this sampling
+    event = sampling.release(3.0, 100)
+    assert (event.source_dataset_size, event.sample_size) == (100, 20)  # type: ignore[attr-defined]
+    assert event.event.noise_multiplier == 1.5  # type: ignore[attr-defined]
+    assert "replaced by another" in sampling.assumption
+
+
+@pytest.mark.parametrize(("count", "separation", "n"), [(1, 1, 2), (2, 2, 7), (3, 4, 17), (1, 6, 7)])
+def test_separated_units_sit_out(count: int, separation: int, n: int) -> None:
+    sampling, streams = Separated(count, separation), Streams.from_seed(6)
+    last: dict[int, int] = {}
+    gaps = []
+    for step in range(400):
+        units = sampling.units(step, n, streams).tolist()
+        assert len(set(units)) == len(units) == count
+        gaps += [step - last[unit] - 1 for unit in units if unit in last]
+        last |= dict.fromkeys(units, step)
+    assert min(gaps) == separation  # never less, and it happens
+    assert set(last) == set(range(n))  # everybody's turn comes
+
+
+def test_within_its_group_a_separated_sample_is_uniform() -> None:
+    sampling, streams = Separated(2, 3), Streams.from_seed(7)
+    for group, size in ((0, 6), (1, 5), (3, 5)):  # of 21 units
+
+        def draw(turn: int, group: int = group) -> list[int]:
+            return ((sampling.units(4 * turn + group, 21, streams) - group) // 4).tolist()
+
+        assert chance_of(draw, size, 2, 1000) > 1e-3
+
+
+@pytest.mark.parametrize(("count", "separation", "n"), [(2, 2, 7), (1, 4, 5)])
+def test_a_separated_unit_takes_part_once_in_a_charge(count: int, separation: int, n: int) -> None:
+    sampling, streams, steps = Separated(count, separation), Streams.from_seed(8), 100
+    by_charge: dict[str, list[int]] = {}
+    for step in range(steps):
+        units = by_charge.setdefault(sampling.charge_key(step, n), [])
+        units += sampling.units(step, n, streams).tolist()
+        assert len(by_charge) == sampling.charges(step + 1, n)
+    for units in by_charge.values():
+        assert len(set(units)) == len(units)
+    assert sampling.amplified_rate(n) is None
+    assert sampling.min_separation == separation
+    assert f"at least {separation} steps" in sampling.assumption
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: WithoutReplacement(0), "at least one"),
+        (lambda: WithoutReplacement(-3), "at least one"),
+        (lambda: Separated(0, 2), "at least one"),
+        (lambda: Separated(2, 0), "separation"),
+        (lambda: Separated(2, -1), "separation"),
+        (lambda: Separated(2, 1.5), "separation"),  # type: ignore[arg-type]
+    ],
+)
+def test_impossible_counts_and_separations(make: Callable[[], Sampling], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_more_units_than_there_are() -> None:
+    streams = Streams.from_seed(1)
+    WithoutReplacement(4).check(4)
+    Separated(2, 2).check(6)
+    for sampling, n in ((WithoutReplacement(5), 4), (Separated(2, 2), 5)):
+        with pytest.raises(ValueError, match="use"):
+            sampling.check(n)
+        with pytest.raises(ValueError, match="use"):
+            sampling.units(0, n, streams)

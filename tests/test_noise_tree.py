@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from itertools import chain, combinations
 from typing import Any
 
 import numpy as np
@@ -14,10 +15,12 @@ from scipy import stats
 from torch import Tensor
 
 from sordino import FixedOrder, Poisson, Shuffled, Tree
+from sordino.data import Separated
 from sordino.noise import GaussianNoise, Streams
 from sordino.noise import tree as tree_module
 from sordino.noise.tree import TreeReleases, noise_of_sums
 from sordino.privacy import tree_plan
+from sordino.privacy.trees import leaves_of, pattern_sensitivity, worst_case_sensitivity
 
 NodeNoise = Callable[[int, int, int], float]  # of (tree, height, last leaf), a standard one
 Thresholds = Callable[[int], float]  # of a step
@@ -458,3 +461,64 @@ def test_the_gate_pays_what_the_budget_says(every: int | None, completion: bool,
     )
     told = tree_plan(3.0, steps, 6, restart_every=every, completion=completion and every is not None)
     assert paid == told
+
+
+# Units that sit out, and come in no order that is known -----------------------------------------------------
+
+
+@pytest.mark.parametrize("completion", [False, True])
+@pytest.mark.parametrize("every", [None, 1, 2])
+@pytest.mark.parametrize(("separation", "steps"), [(1, 12), (2, 11), (2, 13), (4, 23), (3, 2)])
+def test_separated_units_are_priced_for_every_pattern_they_can_have(
+    separation: int, steps: int, every: int | None, completion: bool
+) -> None:
+    z, period = 3.0, separation + 1
+    releases = Tree(restart_every=every, completion=completion).over(
+        Separated(1, separation), 3 * period, steps
+    )
+    size = steps if every is None else every * period
+    for first in range(0, steps, size):
+        length = min(size, steps - first)
+        completed = completion and first + length < steps
+        key, event = releases.charge(first, z, ())
+        assert key == f"tree:{first // size}"
+        squares = (z / event.noise_multiplier) ** 2
+        assert squares == pytest.approx(
+            worst_case_sensitivity(length, min_separation=separation, completed=completed)
+        )
+        worst = 0
+        for group in range(period):
+            turns = [step - first for step in range(first, first + length) if step % period == group]
+            subsets = chain.from_iterable(combinations(turns, k) for k in range(len(turns) + 1))
+            worst = max(
+                worst, *(pattern_sensitivity(places, leaves_of(length, completed)) for places in subsets)
+            )
+        assert worst <= squares * (1 + 1e-12)
+    total = releases.cost(steps, z, ())
+    assert isinstance(total, GaussianDpEvent) == (size >= steps)
+
+
+def test_units_that_sit_out_cost_more_than_an_order_that_is_known() -> None:
+    """Since each may come at any of the steps that its limit leaves, the worst pattern is not a regular one."""
+    separated = Tree(restart_every=None).over(Separated(1, 2), 30, 24).charge(0, 1.0, ())[1]
+    in_order = Tree(restart_every=None).over(FixedOrder(10), 30, 24).charge(0, 1.0, ())[1]
+    assert separated.noise_multiplier**-2 == pytest.approx(  # type: ignore[attr-defined]
+        worst_case_sensitivity(24, min_separation=2)
+    )
+    assert separated.noise_multiplier < in_order.noise_multiplier  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(("separation", "steps", "visits"), [(2, 12, 4), (2, 13, 5), (2, 15, 5), (9, 10, 1)])
+def test_separated_units_pay_for_a_probe_at_each_visit(separation: int, steps: int, visits: int) -> None:
+    z, probe = 4.0, 25.0
+    sampling = Separated(2, separation)
+    releases = Tree(restart_every=None).over(sampling, 100, steps)
+    alone = releases.charge(0, z, ())[1].noise_multiplier  # type: ignore[attr-defined]
+    both = releases.charge(0, z, (probe,))[1].noise_multiplier  # type: ignore[attr-defined]
+    assert both**-2 == pytest.approx(alone**-2 + visits * probe**-2)
+    assert visits == max(
+        sum(step % sampling.period == g for step in range(steps)) for g in range(sampling.period)
+    )
+    said = releases.explanation(z, (probe,))
+    assert said is not None
+    assert f"takes part {visits} times at most, in whatever order" in said

@@ -9,9 +9,11 @@ from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy import stats
 
 from sordino.privacy import compose, epsilon_after, gaussian, poisson_gaussian, price, repeat
-from sordino.privacy.renyi import ORDERS, _poisson_gaussian_rdp, rdp_of
+from sordino.privacy.events import sampled_without_replacement
+from sordino.privacy.renyi import ORDERS, _poisson_gaussian_rdp, rdp_of, relation_of
 
 ZERO_OUT = dp.NeighboringRelation.REPLACE_SPECIAL
 
@@ -190,3 +192,94 @@ def test_the_curve_of_two_releases_a_step():  # ADADP calls the gate twice
     step = repeat(poisson_gaussian(2.0, 0.01), 2)
     curve = epsilon_after(step, 1e-5, planned_steps=100, accountant="rdp")
     assert curve(50) == pytest.approx(price(plan(2.0, 0.01, 100), 1e-5, "rdp").epsilon, rel=1e-12)
+
+
+# Samples without replacement: a unit is substituted ----------------------------------------------------------
+
+SUBSTITUTE = dp.NeighboringRelation.REPLACE_ONE
+
+
+@pytest.mark.parametrize(("z", "count", "units", "steps"), [(1.0, 10, 1000, 100), (6.0, 30, 100, 40)])
+def test_samples_without_replacement_cost_what_dp_accounting_says_of_half_the_noise(z, count, units, steps):
+    theirs = RdpAccountant(ORDERS, SUBSTITUTE)
+    theirs.compose(dp.SampledWithoutReplacementDpEvent(units, count, dp.GaussianDpEvent(z / 2)), steps)
+    ours = price(repeat(sampled_without_replacement(z, count, units), steps), 1e-5)
+    assert ours.epsilon == pytest.approx(theirs.get_epsilon(1e-5), rel=1e-9)
+    assert (ours.accountant, ours.relation) == ("rdp", "substitution (REPLACE_ONE)")
+
+
+@pytest.mark.parametrize("z", [0.8, 3.0, 20.0])
+def test_a_sample_of_all_is_a_plain_gaussian_of_sensitivity_two(z):
+    event = repeat(sampled_without_replacement(z, 50, 50), 7)
+    np.testing.assert_allclose(rdp_of(event), 7 * np.array(ORDERS) * 2**2 / (2 * z**2), rtol=1e-12)
+    assert price(event, 1e-5).epsilon == pytest.approx(price(repeat(gaussian(z / 2), 7), 1e-5, "rdp").epsilon)
+
+
+def test_a_larger_sample_costs_more():
+    # Up to a fifth of the units. Near all of them the bound for samples exceeds what no amplification costs.
+    step = [sampled_without_replacement(8.0, count, 100) for count in (1, 2, 5, 20)]
+    costs = [price(repeat(sample, 100), 1e-5).epsilon for sample in step]
+    assert costs == sorted(costs)
+    assert costs[0] < costs[-1] / 5
+
+
+def test_substitution_and_zeroing_out_do_not_add_up():
+    sample = repeat(sampled_without_replacement(2.0, 5, 100), 10)
+    assert relation_of(sample) == "substitution (REPLACE_ONE)"
+    assert relation_of(compose([sample, dp.NonPrivateDpEvent(), dp.NoOpDpEvent()])) == relation_of(sample)
+    assert relation_of(dp.NoOpDpEvent()) == relation_of(gaussian(0)) == relation_of(plan(1.0, 0.1, 2))
+    for other in (gaussian(3.0), poisson_gaussian(3.0, 0.1)):
+        mixed = repeat(compose([sample, other]), 2)
+        for ask in (
+            relation_of,
+            rdp_of,
+            lambda event: price(event, 1e-5),
+            lambda e: price(e, 1e-5, "moments"),
+        ):
+            with pytest.raises(ValueError, match="cannot be added up"):
+                ask(mixed)
+
+
+def test_pld_does_not_price_samples_without_replacement():
+    with pytest.raises(ValueError, match="PLD prices"):
+        price(sampled_without_replacement(2.0, 5, 100), 1e-5, "pld")
+    assert price(sampled_without_replacement(2.0, 5, 100), 1e-5, "auto").accountant == "rdp"
+
+
+def test_the_curve_of_samples_without_replacement_ends_at_their_price():
+    step = sampled_without_replacement(4.0, 10, 200)
+    curve = epsilon_after(step, 1e-5, planned_steps=60)
+    assert 0 < curve(1) < curve(30) < curve(60) == price(repeat(step, 60), 1e-5).epsilon
+
+
+def true_delta(epsilon, z, values, other):
+    """The hockey-stick divergence of one step that draws one of these units: its first is replaced by ``other``.
+
+    What leaves the step is the value of the drawn unit, in clip norms, and noise of standard deviation z.
+    """
+    x = np.linspace(-1 - 12 * z, 1 + 12 * z, 40_001)
+
+    def density(units):
+        return np.mean([stats.norm.pdf(x, value, z) for value in units], axis=0)
+
+    p, q = density(values), density([other, *values[1:]])
+    step = x[1] - x[0]
+    return max(float(np.maximum(a - math.exp(epsilon) * b, 0).sum() * step) for a, b in ((p, q), (q, p)))
+
+
+@pytest.mark.parametrize("units", [1, 2, 3])
+@pytest.mark.parametrize("z", [0.7, 1.5, 4.0])
+@pytest.mark.parametrize("delta", [1e-2, 1e-5])
+def test_the_price_is_not_below_the_true_loss(units, z, delta):
+    epsilon = price(sampled_without_replacement(z, 1, units), delta).epsilon
+    neighbours = [
+        (value, *rest)
+        for value in (1.0, 0.3)
+        for rest in {(), (1.0,), (-1.0,), (0.0,), (-1.0, 1.0), (1.0, 1.0), (-1.0, -1.0), (0.0, 0.0)}
+        if len(rest) == units - 1
+    ]
+    worst = max(true_delta(epsilon, z, values, -1.0) for values in neighbours)
+    assert worst <= delta
+    # The bound is no formality: a price that takes the sum to move by C, as when zeroing out, is too low.
+    naive = price(dp.SampledWithoutReplacementDpEvent(units, 1, dp.GaussianDpEvent(z)), delta).epsilon
+    assert units > 1 or max(true_delta(naive, z, values, -1.0) for values in neighbours) > delta

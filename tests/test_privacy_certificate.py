@@ -17,6 +17,7 @@ from sordino.privacy import (
     repeat,
     show_epsilon,
 )
+from sordino.privacy.events import sampled_without_replacement
 
 
 def make(event, accountant="auto", **changes):
@@ -58,6 +59,30 @@ def test_it_says_what_is_assumed():
     assert made["relation"] == "zero-out (REPLACE_SPECIAL)"
     assert made["unit"] == "user"
     assert made["guarantee"]["gdp_mu"] == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize("accountant", ["auto", "rdp", "moments"])
+def test_samples_without_replacement_are_about_replacing_a_unit(accountant):
+    event = repeat(sampled_without_replacement(4.0, 10, 1000), 50)
+    made = make(event, accountant, unit="user")
+    assert "differ by replacing one user" in made["assumptions"][0]
+    assert "zeroing" not in " ".join(made["assumptions"])
+    assert made["relation"] == "substitution (REPLACE_ONE)"
+    again = recompute(json.loads(json.dumps(made, allow_nan=False)))
+    assert again == price(event, 1e-5, accountant)
+    assert made["guarantee"]["epsilon"] == again.epsilon
+    assert (again.zcdp_rho, again.gdp_mu) == (None, None)
+    assert "zeroing out the contribution of one user" in make(gaussian(5.0), unit="user")["assumptions"][0]
+
+
+def test_a_certificate_that_mixes_relations_is_refused():
+    made = make(gaussian(5.0))
+    made["events"] = {
+        "type": "composed",
+        "events": [made["events"], make(sampled_without_replacement(4.0, 10, 1000))["events"]],
+    }
+    with pytest.raises(ValueError, match="cannot be added up"):
+        recompute(made)
 
 
 def test_no_noise_is_the_string_inf():
