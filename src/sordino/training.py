@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sordino.data import Examples, FixedOrder, Poisson, Sampling, Shuffled, as_examples
+from sordino.data import FixedOrder, Poisson, Sampling, Shuffled, as_examples
 from sordino.defaults import default_batch_size, default_epochs
 from sordino.gate import Gate, Released
 from sordino.gradients import Loss, call_model, evaluating, refuse
@@ -31,12 +31,14 @@ from sordino.privacy import (
 from sordino.privacy.certificate import epsilon_to_json, sordino_version
 from sordino.runs import Checkpoint, RunDirectory, TrainingBar, delete_checkpoint, restore_
 from sordino.runs.resume import (
+    behaviour,
     check_same_plan,
     find_checkpoint,
     marks,
     restore_constants,
     save_constants,
     streams_of,
+    test_point,
 )
 from sordino.runs.spending import Spending, planned_noise
 from sordino.steps import Plan
@@ -181,7 +183,7 @@ def train(
         pinned = {
             "rows of the data": examples.fingerprint(streams.key),
             "groups": None if groups is None else as_examples((groups, groups)).fingerprint(streams.key),
-            "model or loss": _behaviour(gate, loss, examples),
+            "model or loss": behaviour(model, gate.theta, loss, examples),
             "public_loss": _public_behaviour(public_loss, gate.theta),
         }
     if saved is not None:
@@ -432,27 +434,8 @@ def _noise(
     return planned_noise(releases, method.clip, batch, calls, budget, noise_multiplier, delta, accountant)
 
 
-def _test_point(theta: Tensor) -> Tensor:
-    return torch.linspace(-0.1, 0.1, len(theta), device=theta.device)
-
-
-def _behaviour(gate: Gate, loss: Loss, examples: Examples) -> list[str] | None:
-    """The losses of made-up rows at a made-up theta: a resumed run must compute the same, or its replayed noise would
-    hide another sum. None if the model cannot run on made-up rows."""
-    model = gate.engine.vector.model
-    point = holding(gate.theta, _test_point(gate.theta))
-    try:
-        with point, evaluating(model), torch.no_grad(), torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
-            inputs, targets = examples.template(5)
-            values = loss(call_model(model, inputs), targets)
-    except Exception:
-        return None
-    return [f"{value:.4g}" for value in values.flatten().tolist()]
-
-
 def _public_behaviour(public_loss: Callable[[Tensor], Tensor] | None, theta: Tensor) -> str | None:
-    return None if public_loss is None else f"{float(_gradient(public_loss, _test_point(theta)).norm()):.4g}"
+    return None if public_loss is None else f"{float(_gradient(public_loss, test_point(theta)).norm()):.4g}"
 
 
 def _gradient(public_loss: Callable[[Tensor], Tensor], theta: Tensor) -> Tensor:

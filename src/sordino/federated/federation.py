@@ -36,6 +36,7 @@ from sordino.federated.setup import (
     client_store,
     described,
     draws_randomness,
+    fingerprint,
     measured_engine,
     participation_of,
     population_of,
@@ -51,6 +52,7 @@ from sordino.privacy.certificate import epsilon_to_json, sordino_version
 from sordino.privacy.events import gaussian
 from sordino.runs import Checkpoint, RunDirectory, TrainingBar, delete_checkpoint
 from sordino.runs.resume import (
+    behaviour,
     check_same_plan,
     find_checkpoint,
     marks,
@@ -257,7 +259,11 @@ def federate(
         plan["clients_never_asked"] = how.never_drawn(count)
     pinned: dict[str, Any] = {}
     if directory is not None:
-        pinned = {"rows of the data": examples.fingerprint(streams.key)}
+        pinned = {
+            "rows of the data": examples.fingerprint(streams.key),
+            "rows of the clients": fingerprint(population, streams.key),
+            "model or loss": behaviour(model, theta, loss, examples),
+        }
         if private:  # a replay has to be the same release to the last bit
             pinned["workers"] = workers
     if saved is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import multiprocessing
 import tempfile
@@ -32,6 +33,7 @@ from sordino.noise import Mechanism, Streams
 from sordino.vector import ParameterVector
 
 _DEFAULT_CLIENTS = 100
+_MOST_CLIENTS = 2000  # of a population, in tables and fingerprints
 
 
 def check_composition(algorithm: Algorithm, rule: LocalRule | OwnLoop) -> None:
@@ -138,6 +140,14 @@ def population_of(
     aside = set(chance.permutation(len(parts))[:holdout].tolist())
     training = [part for i, part in enumerate(parts) if i not in aside]
     return Population.of(examples, training), [parts[i] for i in sorted(aside)]
+
+
+def fingerprint(population: Population, key: bytes) -> str:
+    """Tells one dealing of the rows from another, by the rows of the first clients; without the key it tells nothing."""
+    digest = hashlib.blake2b(key=key, digest_size=16)
+    for client in range(min(population.count, _MOST_CLIENTS)):
+        digest.update(_rows_or_none(population, client).astype(np.int64).tobytes() + b";")
+    return digest.hexdigest()
 
 
 def _labels(examples: Examples) -> np.ndarray[Any, Any]:
@@ -270,9 +280,6 @@ def _rows_or_none(population: Population, client: int) -> Rows:
         return population.rows(client)
     except Exception:  # a client that cannot say
         return np.zeros(0, dtype=np.int64)
-
-
-_MOST_CLIENTS = 2000  # of a population, in tables of clients
 
 
 def about_clients(population: Population, rates: dict[int, float]) -> dict[str, Any]:

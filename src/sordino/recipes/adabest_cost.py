@@ -128,7 +128,9 @@ _ARITHMETIC = {
     "lerp": (2, 1),
 }
 # What moves, compares, changes signs or takes roots: not what the paper counts.
-_MOVES = "_to_copy _unsafe_view alias cat clone copy detach expand index index_put index_select lift_fresh repeat"
+_MOVES = (
+    "_to_copy _unsafe_view alias cat clone copy detach expand index index_put index_select lift_fresh repeat"
+)
 _MAKES = "arange empty empty_like fill full full_like new_empty new_zeros ones_like zero zeros zeros_like"
 _VIEWS = "select slice split squeeze stack t transpose unbind unsqueeze view"
 _OTHER = {*_MOVES.split(), *_MAKES.split(), *_VIEWS.split(), "abs", "neg", "sqrt", "where"}
@@ -507,7 +509,7 @@ def _notes(found: Mapping[str, Result]) -> list[str]:
         "round, not in every step. The paper's h_i / (t - t') + mu g_i has two multiplications; its table has one.",
         "SCAFFOLD/m: the paper's client line repeats the server's by mistake; counted is h_i - h + g_i / (K eta). Here "
         "it takes one addition in each step, as AdaBest does: what is left of AdaBest's advantage is not in the steps "
-        "but in three or so operations a round, and in what is sent.",
+        "but in three operations a round, and in what is sent.",
         "AdaBest's server keeps two vectors here, the mean model, which is the paper's one, and h, for those who look "
         "at it; theta is not counted for any. Server numbers such as the average size are a few bytes and left out.",
     ]

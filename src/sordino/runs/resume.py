@@ -8,9 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sordino.data import Examples
+from sordino.gradients import Loss, call_model, evaluating
 from sordino.noise import Streams
 from sordino.runs.checkpoint import Checkpoint
 from sordino.runs.directory import RunDirectory
+from sordino.vector import holding
 
 
 def find_checkpoint(directory: RunDirectory | None, resume: bool) -> dict[str, Any] | None:
@@ -83,3 +86,21 @@ def restore_constants(model: nn.Module, directory: RunDirectory) -> None:
 def marks(steps: int, count: int) -> set[int]:
     """About ``count`` evenly spaced steps; the last is always one."""
     return {round(steps * (i + 1) / count) for i in range(count)} - {0} | {steps}
+
+
+def test_point(theta: Tensor) -> Tensor:
+    return torch.linspace(-0.1, 0.1, len(theta), device=theta.device)
+
+
+def behaviour(model: nn.Module, theta: Tensor, loss: Loss, examples: Examples) -> list[str] | None:
+    """The losses of made-up rows at a made-up theta: a resumed run must compute the same, or its replayed noise would
+    hide another sum. None if the model cannot run on made-up rows."""
+    point = holding(theta, test_point(theta))
+    try:
+        with point, evaluating(model), torch.no_grad(), torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            inputs, targets = examples.template(5)
+            values = loss(call_model(model, inputs), targets)
+    except Exception:
+        return None
+    return [f"{value:.4g}" for value in values.flatten().tolist()]
