@@ -346,7 +346,7 @@ def test_stability_asks_for_the_specifications_grid() -> None:
     ]
     assert {(s["holdout"], s["per_round"]) for s in thousand} == {(100, 5)}
     walks = report.tables[0]
-    assert {row[-1] for row in walks.rows} == {"1.000"}
+    assert {row[4] for row in walks.rows} == {"1.000"}
     softmax = report.tables[1].rows[-1]
     assert softmax[:6] == ("FedDyn", "58", "208", "508", "1.01e+03", "2.01e+03")
 
