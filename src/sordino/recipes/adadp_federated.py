@@ -432,8 +432,8 @@ def _notes(protocol: Protocol, results: Results, best: Best, quick: bool) -> lis
         f"batches of {protocol.batch}, about {batches:,} of each client between aggregations, one local epoch; all "
         "clients in every round. ADADP takes two batches for a step, so half as many steps: equal work.",
         f"ADADP: tolerance {TOLERANCE:g}, steps of a larger error taken back, as in the paper, which does not say "
-        "whether rates outlive a round: both are shown. Nor does it say whether the E steps of a round are of one batch "
-        "or of two: with two local epochs they are of two, and the work is twice that of SGD. Where one initial rate "
+        "whether rates outlive a round: both are shown. Nor does it say whether the E steps of a round take one batch "
+        "or two: with two local epochs they take two, and the work is twice that of SGD. Where one initial rate "
         "is shown, it is the middle one, "
         f"{_middle(protocol):g}.",
         f"An accuracy is the mean of the last {LAST} evaluations, {protocol.rounds // protocol.evaluations} round(s) "
