@@ -137,7 +137,10 @@ class Workplace:
         update = theta - x
         new = self.algorithm.client_update(who, update, server, now)
         sent = self.algorithm.sends(who, new, update, server, now)
-        fine = torch.stack([part.isfinite().all(1) for part in (*sent.values(), *new.values())]).all(0)
+        largest = [
+            torch.linalg.vector_norm(part, math.inf, dim=1) for part in (*sent.values(), *new.values())
+        ]
+        fine = torch.stack(largest).isfinite().all(0)
         failed = {
             client: "returned numbers that are not finite"
             for client, good in zip(chunk.clients, fine.tolist(), strict=True)

@@ -143,7 +143,7 @@ def population_of(
 
 
 def fingerprint(population: Population, key: bytes) -> str:
-    """Tells one dealing of the rows from another, by the rows of the first clients; without the key it tells nothing."""
+    """Tells one dealing of the rows from another, by the rows of its first clients; useless without the key."""
     digest = hashlib.blake2b(key=key, digest_size=16)
     for client in range(min(population.count, _MOST_CLIENTS)):
         digest.update(_rows_or_none(population, client).astype(np.int64).tobytes() + b";")
