@@ -24,12 +24,41 @@ METHODS = {
 }
 
 
+FEDERATE = [
+    sys.executable, "-m", "sordino.cli.main", "federate", "digits", "--seed", "3", "--rounds", "40",
+    "--clients", "30", "--per-round", "6", "--engine", "looped",
+]  # fmt: skip
+FEDERATIONS = {
+    "adabest": ["--workers", "2", "--store", "file", "--partition", "dirichlet:0.3"],
+    "dp-ftrlm": [
+        "--server", "dp-ftrlm", "--noise-multiplier", "1", "--delta", "1e-3", "--accountant", "rdp",
+        "--set", "restart_every=3",
+    ],
+}  # fmt: skip
+MORE_FEDERATIONS = {
+    "scaffold-adadp": ["--algorithm", "scaffold", "--local", "adadp", "--workers", "2", "--store", "file"],
+    "feddyn-dropping-out": ["--algorithm", "feddyn", "--drop-out", "0.3", "--over-selection", "1.5"],
+    "dp-adabest": [
+        "--noise-multiplier", "1", "--delta", "1e-3", "--accountant", "rdp", "--workers", "2", "--store", "file",
+    ],
+    "dp-fedavg-separated": [
+        "--server", "dp-ftrl", "--noise-multiplier", "1", "--delta", "1e-3", "--accountant", "rdp",
+        "--participation", "separated:3",
+    ],
+}  # fmt: skip
+COMMANDS = {
+    **{method: [*COMMAND, "--method", method, *more] for method, more in METHODS.items()},
+    **{name: [*FEDERATE, *more] for name, more in (FEDERATIONS | MORE_FEDERATIONS).items()},
+}
+NOT_OF_THE_RUN = {"seconds", "peak_memory_mib"}  # but of the machine
+
+
 def launch(out: Path, method: str) -> subprocess.Popen[bytes]:
     # One thread: many short parallel regions on a machine that is busy otherwise wait for each other.
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     resume = ["--resume"] if out.exists() and any(out.iterdir()) else []
     return subprocess.Popen(
-        [*COMMAND, "--method", method, *METHODS[method], "--out", str(out), *resume],
+        [*COMMANDS[method], "--out", str(out), *resume],
         env=environment,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
@@ -49,20 +78,39 @@ def kill_after(out: Path, method: str, history_lines: int, delay: float) -> bool
         if history.exists() and history.read_bytes().count(b"\n") >= history_lines:
             time.sleep(delay)
             if process.poll() is None:
+                workers = children_of(process.pid)
                 os.kill(process.pid, signal.SIGKILL)
+                for worker in workers:  # which a parent that is killed cannot end
+                    wait_for_the_end_of(worker)
             break
         time.sleep(0.002)
     return process.wait() == -signal.SIGKILL
 
 
-def results(out: Path) -> tuple[bytes, bytes, object, object]:
+def children_of(process: int) -> list[int]:
+    known = Path(f"/proc/{process}/task/{process}/children")
+    return [int(child) for child in known.read_text().split()] if known.exists() else []
+
+
+def wait_for_the_end_of(process: int, seconds: float = 60.0) -> None:
+    until = time.monotonic() + seconds
+    while Path(f"/proc/{process}/stat").exists():
+        assert time.monotonic() < until, "a worker outlived the run"
+        if Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
+            return  # ended, and nobody asked how
+        time.sleep(0.01)
+
+
+def results(out: Path) -> tuple[object, ...]:
     summary = json.loads((out / "run.json").read_text())
     certificate = json.loads((out / "certificate.json").read_text())
+    clients = out / "clients.json"
     return (
         (out / "model.safetensors").read_bytes(),
         (out / "history.jsonl").read_bytes(),
-        summary["epsilon"],
-        certificate["events"],
+        {name: value for name, value in summary.items() if name not in NOT_OF_THE_RUN},
+        {name: value for name, value in certificate.items() if name != "created"},
+        clients.read_bytes() if clients.exists() else None,
     )
 
 
@@ -87,6 +135,17 @@ def check(folder: Path, method: str, points: int, seed: int) -> int:
 @pytest.mark.parametrize("method", METHODS)
 def test_a_sample(method: str, tmp_path: Path) -> None:
     assert check(tmp_path, method, points=1, seed=1) >= 1
+
+
+@pytest.mark.parametrize("name", FEDERATIONS)
+def test_a_sample_of_a_federation(name: str, tmp_path: Path) -> None:
+    assert check(tmp_path, name, points=1, seed=1) >= 1
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("name", FEDERATIONS | MORE_FEDERATIONS)
+def test_ten_random_points_of_a_federation(name: str, tmp_path: Path) -> None:
+    assert check(tmp_path, name, points=10, seed=2) >= 10
 
 
 @pytest.mark.soak
