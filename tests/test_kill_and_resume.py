@@ -10,8 +10,14 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
+from torch import Tensor, nn
+
+from conftest import cross_entropy
+from sordino.federated import federate
+from sordino.runs import RunDirectory
 
 COMMAND = [
     sys.executable, "-m", "sordino.cli.main", "train", "digits", "--epsilon", "3", "--delta", "1e-5",
@@ -140,6 +146,41 @@ def test_a_sample(method: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", FEDERATIONS)
 def test_a_sample_of_a_federation(name: str, tmp_path: Path) -> None:
     assert check(tmp_path, name, points=1, seed=1) >= 1
+
+
+@pytest.mark.parametrize("file", ["certificate.json", "clients.json", "run.json", "model.safetensors"])
+def test_a_federation_stopped_before_one_of_its_last_files_still_writes_all(
+    file: str, tmp_path: Path, toy: tuple[Tensor, Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(name: str, resume: bool = False) -> None:
+        model = nn.Linear(10, 3)
+        nn.init.zeros_(model.weight)
+        nn.init.zeros_(model.bias)
+        federate(
+            model, cross_entropy, toy, rounds=3, clients=6, per_round=2, batch_size=5, engine="looped", workers=1,
+            seed=1, out=tmp_path / name, resume=resume,
+        )  # fmt: skip
+
+    write_json = RunDirectory.write_json
+
+    def stopping(directory: RunDirectory, name: str, content: dict[str, Any]) -> None:
+        if name == file and content.get("status") != "running":
+            raise KeyboardInterrupt
+        write_json(directory, name, content)
+
+    def stopped(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    run("whole")
+    with monkeypatch.context() as patch:
+        patch.setattr(RunDirectory, "write_json", stopping)
+        if file == "model.safetensors":
+            patch.setattr(RunDirectory, "write_model", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            run("cut")
+    assert not (tmp_path / "cut" / file).exists() or file == "run.json"
+    run("cut", resume=True)
+    assert results(tmp_path / "cut") == results(tmp_path / "whole")
 
 
 @pytest.mark.soak

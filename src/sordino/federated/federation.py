@@ -464,9 +464,9 @@ def federate(
     if directory is not None:
         directory.write_model(model)
         directory.write_json("certificate.json", document)
-        directory.write_json("run.json", summary)
         if not private or show_unprotected:
             directory.write_json("clients.json", {"covered": False, **about_clients(population, rates)})
+        directory.write_json("run.json", summary)  # last: a run that is complete is not resumed
         if not keep_checkpoint:
             delete_checkpoint(directory.checkpoint_folder)
     return Run(

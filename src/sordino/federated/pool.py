@@ -193,7 +193,7 @@ def _serve(
         assert news is not None
         try:
             pipe.send_bytes(_packed(workplace.finished(_unpacked(message[1:]), *news)))
-        except KeyboardInterrupt:
+        except (OSError, KeyboardInterrupt):  # nobody is there to take it
             return
 
 
