@@ -30,8 +30,8 @@ class Sizes:
 
     walks: tuple[int, ...] = (1000, 10_000)
     softmax: int = 2000
-    hundred: int = 1500  # rounds of the MLP at 100 clients, one local epoch
-    thousand: int = 2000  # and at 1,000 clients, five local epochs
+    hundred: int = 3000  # rounds of the MLP at 100 clients, one local epoch
+    thousand: int = 3000  # and at 1,000 clients, five local epochs
     sweep: int = 400
     betas: tuple[float, ...] = (0.5, 0.8, 0.9, 0.95, 0.98, 1.0)
     mus: tuple[float, ...] = (0.02, 0.04, 0.08, 0.16)
