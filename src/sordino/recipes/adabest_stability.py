@@ -215,9 +215,9 @@ def notes_of(sizes: Sizes, scores: dict[int, dict[float, float]]) -> list[str]:
         "softmax regression: 20 features, 10 classes, 45 rows a client, made up anew; 2 local epochs of 3 batches of "
         "15, so 6 local steps where the measurement before had 5; rate 0.1 x 0.998 a round, Dirichlet 0.3",
         f"MLP: MNIST for EMNIST-L (figure 4: {sizes.hundred:,} rounds of one local epoch, 200 rows a client) and for "
-        f"CIFAR-100 (figures 1 and 5: {sizes.thousand:,} rounds of five, 44 rows a client); 10 and 100 further clients are "
-        "held out as in the paper. Participants' accuracy is that of the new cloud model on their rows. SCAFFOLD is the "
-        "original",
+        f"CIFAR-100 (figures 1 and 5: {sizes.thousand:,} rounds of five, 44 rows a client); 10 and 100 further clients "
+        "are held out as in the paper. Participants' accuracy is that of the new cloud model on their rows. SCAFFOLD "
+        "is the original",
         "the best beta "
         + ("rises" if rises else "does not rise")
         + " with participation here: "
