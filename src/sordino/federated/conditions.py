@@ -64,7 +64,7 @@ class Conditions:
         why |= {int(c): "missed the deadline" for c in chosen[late]}
         there = np.flatnonzero(~dropped & ~late)
         if wanted is not None and len(there) > wanted:
-            order = there[np.argsort(times[there], kind="stable")]
+            order = there[np.lexsort((chance.random(len(there)), times[there]))]  # ties by lot
             why |= {int(c): "was not needed" for c in chosen[order[wanted:]]}
             there = order[:wanted]
         return np.sort(chosen[there]), why

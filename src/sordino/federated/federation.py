@@ -42,7 +42,7 @@ from sordino.federated.setup import (
     population_of,
     worthwhile_workers,
 )
-from sordino.federated.simulator import Simulator
+from sordino.federated.simulator import Simulator, Tally
 from sordino.federated.user_level import UserGate
 from sordino.gate import Released
 from sordino.gradients import Loss, refuse
@@ -52,6 +52,7 @@ from sordino.privacy.certificate import epsilon_to_json, sordino_version
 from sordino.privacy.events import gaussian
 from sordino.runs import Checkpoint, RunDirectory, TrainingBar, delete_checkpoint
 from sordino.runs.resume import (
+    ReleaseJournal,
     behaviour,
     check_same_plan,
     find_checkpoint,
@@ -158,10 +159,13 @@ def federate(
     private = budget is not None or noise_multiplier is not None
     _check_numbers(rounds, rate, decay, workers)
     check_composition(algorithm, rule)
-    if not private and (delta is not None or clip is not None or noise is not None):
+    if not private and (delta is not None or clip or noise or public_examples is not None or secure):
         raise ValueError(
-            "clip, noise and delta are for user-level privacy: give a budget or a noise_multiplier too"
+            "clip, noise, delta, public_examples and secure are for user-level privacy: give a budget or a "
+            "noise_multiplier too"
         )
+    if public_examples is not None and not 1 <= public_examples < math.inf:
+        raise ValueError(f"public_examples is a number of rows, at least 1, not {public_examples:g}")
     if private and getattr(algorithm, "weighted", False):
         algorithm = replace(algorithm, weighted=False)  # type: ignore[type-var]  # a client counts as a client
 
@@ -175,6 +179,11 @@ def federate(
     typical = (
         float(public_examples) if public_examples is not None else float(round(population.mean_examples))
     )
+    if isinstance(rule, LocalRule) and plan_of_client.steps(typical) < rule.batches_per_step:
+        raise ValueError(
+            f"a client of {typical:g} rows has one batch of {batch_size} in a round, and a step of "
+            f"{type(rule).__name__} takes two: use smaller batches or more local epochs"
+        )
     noise = (noise or Gaussian()) if private else Gaussian()
     how, wanted = participation_of(participation, per_round, count, private, noise, conditions)
     how.check(count)
@@ -203,7 +212,9 @@ def federate(
     vector = ParameterVector(model)
     theta, size = vector.theta, len(vector)
     draws = examples.may_draw_randomness or draws_randomness(model)
-    chunk = 1 if engine == "debug" or draws else chunk or max(1, min(_CHUNK, round(expected)))
+    # Under privacy no client may decide about another, so nobody waits for the others of a chunk.
+    alone = engine == "debug" or draws or (private and patience is not None)
+    chunk = 1 if alone else chunk or max(1, min(_CHUNK, round(expected)))
     if isinstance(rule, OwnLoop):
         engine = "looped"
     name = saved["engine"] if saved else engine
@@ -264,7 +275,7 @@ def federate(
             "rows of the clients": fingerprint(population, streams.key),
             "model or loss": behaviour(model, theta, loss, examples),
         }
-        if private:  # a replay has to be the same release to the last bit
+        if private:  # a replay has to be the same release to the last bit, which a journal checks
             pinned["workers"] = workers
     if saved is not None:
         check_same_plan({**saved["plan"], **saved["pinned"]}, {**plan, **pinned})
@@ -316,10 +327,10 @@ def federate(
                 gate.step, gate.clip_state = saved["gate_step"], saved["clip_state"]
                 gate.noise_state = saved["noise_state"]
 
-        def save_checkpoint(done: int) -> None:
+        def save_checkpoint(done: int, unlogged: dict[str, Any] | None = None) -> None:
             if directory is None:
                 return
-            state = {
+            state: dict[str, Any] = {
                 "plan": plan,
                 "pinned": pinned,
                 "round": done,
@@ -332,6 +343,8 @@ def federate(
                 "store": kept.checkpoint(),
                 "history_size": directory.history_size(),
             }
+            if unlogged is not None:
+                state["unlogged"] = unlogged
             if gate is not None:
                 state |= {
                     "gate_step": gate.step,
@@ -355,13 +368,44 @@ def federate(
                 "run.json", {"status": "running", **plan, "sordino_version": sordino_version()}
             )
 
+        def log(mean: Mapping[str, Tensor], threshold: float | None) -> None:
+            """Show what is known of the round that was just done."""
+            done, tally, extra = now.number, simulate.tally, {}
+            if observe is not None:
+                known = ((), None) if private else (tuple(tally.clients), population)
+                extra = dict(observe(Seen(now, theta, server, mean, *known)) or {})
+            if not (done in logged or done in evaluated or extra):
+                bar.update(done)
+                return
+            line: dict[str, Any] = {"round": done, "rate": now.rate, "cloud_norm": float(theta.norm())}
+            if gate is None:
+                line |= _about_round(tally)
+            else:
+                assert spent is not None
+                line |= {"threshold": threshold, "epsilon": epsilon_to_json(spent(gate.step))}
+                if how.caveat is not None:
+                    line["caveat"] = how.caveat
+            if done in evaluated:
+                line |= _measures(model, loss, test, examples, tuning)
+            line |= extra
+            history.append(line)
+            if directory is not None:
+                directory.append_history(line)
+            bar.update(done, _facts(line))
+
+        journal = ReleaseJournal(folder, streams.key) if private and folder is not None else None
         with TrainingBar(rounds, progress) as bar:
+            if saved is not None and "unlogged" in saved:
+                now = replace(now, number=first, rate=rate_of_round(rate, decay, first - 1))
+                log(saved["unlogged"]["mean"], saved["unlogged"]["threshold"])
             for number in range(first, rounds):
                 now = replace(now, number=number + 1, rate=rate_of_round(rate, decay, number))
                 released: Released | None = None
                 mean: dict[str, Tensor] | None
                 if gate is not None:
                     released = gate(theta)
+                    if journal is not None:
+                        journal.record(number, released.gradient)
                     mean = gate.parts(released.gradient)
                 else:
                     chosen = how.units(number, count, streams)
@@ -370,49 +414,15 @@ def federate(
                     now = replace(now, participants=float(present))
                 if mean is not None:
                     algorithm.server_update(theta, mean, server, now)
-                tally = simulate.tally
                 if gate is None:
-                    algorithm.seen(server, tally.examples)
+                    algorithm.seen(server, simulate.tally.examples)
                 simulate.end_round()
-                if private and patience is not None:
-                    # Who came back in time may be another the next time, under the same noise: so a round of which
-                    # anything is shown is never repeated.
+                if released is not None and simulate.tally.failed:
+                    # Who fails may not fail the next time: a round of which anything is shown is not repeated then.
+                    save_checkpoint(number + 1, {"mean": mean, "threshold": released.threshold})
+                log(mean or {}, None if released is None else released.threshold)
+                if number + 1 in saves:
                     save_checkpoint(number + 1)
-                done = number + 1
-                extra = {}
-                if observe is not None:
-                    known = ((), None) if private else (tuple(tally.clients), population)
-                    extra = dict(observe(Seen(now, theta, server, mean or {}, *known)) or {})
-                if done in logged or done in evaluated or extra:
-                    line: dict[str, Any] = {
-                        "round": done,
-                        "rate": now.rate,
-                        "cloud_norm": float(theta.norm()),
-                    }
-                    if gate is None:
-                        line["participants"] = len(tally.clients)
-                        if tally.rates:
-                            line["client_rates"] = _spread(tally.rates)
-                        if tally.left_out:
-                            line["left_out"] = {str(c): why for c, why in sorted(tally.left_out.items())}
-                    else:
-                        assert released is not None
-                        assert spent is not None
-                        line["threshold"] = released.threshold
-                        line["epsilon"] = epsilon_to_json(spent(gate.step))
-                        if how.caveat is not None:
-                            line["caveat"] = how.caveat
-                    if done in evaluated:
-                        line |= _measures(model, loss, test, examples, tuning)
-                    line |= extra
-                    history.append(line)
-                    if directory is not None:
-                        directory.append_history(line)
-                    bar.update(done, _facts(line))
-                else:
-                    bar.update(done)
-                if done in saves:
-                    save_checkpoint(done)
         clients_seen, rates = len(kept), kept.column("rate") if own_rates else {}
 
     if not bool(theta.isfinite().all()):
@@ -440,7 +450,7 @@ def federate(
             *([how.assumption] if private else []),
             *([gate.explanation] if gate is not None and gate.explanation else []),
             *assumptions,
-            *_public_facts(private, typical, test is not None or bool(tuning)),
+            *_public_facts(private, typical, test is not None or bool(tuning), patience),
         ],
         seeded=streams.seeded,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -465,7 +475,9 @@ def federate(
         directory.write_model(model)
         directory.write_json("certificate.json", document)
         if not private or show_unprotected:
-            directory.write_json("clients.json", {"covered": False, **about_clients(population, rates)})
+            directory.write_json(
+                "clients.json", {"covered": False, **about_clients(population, {} if private else rates)}
+            )
         directory.write_json("run.json", summary)  # last: a run that is complete is not resumed
         if not keep_checkpoint:
             delete_checkpoint(directory.checkpoint_folder)
@@ -504,6 +516,15 @@ def _measures(
     return found
 
 
+def _about_round(tally: Tally) -> dict[str, Any]:
+    line: dict[str, Any] = {"participants": len(tally.clients)}
+    if tally.rates:
+        line["client_rates"] = _spread(tally.rates)
+    if tally.left_out:
+        line["left_out"] = {str(client): why for client, why in sorted(tally.left_out.items())}
+    return line
+
+
 def _spread(values: Sequence[float]) -> list[float]:
     """Least, median and largest."""
     return [min(values), float(np.median(values)), max(values)]
@@ -525,7 +546,7 @@ def _facts(line: dict[str, Any]) -> dict[str, str]:
     return facts
 
 
-def _public_facts(private: bool, typical: float, tested: bool) -> list[str]:
+def _public_facts(private: bool, typical: float, tested: bool, patience: float | None) -> list[str]:
     facts = ["this is a simulation: the data of all clients lies on one machine"]
     if private:
         facts += [
@@ -533,6 +554,8 @@ def _public_facts(private: bool, typical: float, tested: bool) -> list[str]:
             f"of {typical:g} examples",
             "a client's local training depends on its own rows, what it kept, and the cloud model alone",
         ]
+        if patience is not None:
+            facts.append("whether a client is back in time does not depend on the rows of another")
     if tested:
         facts.append("metrics on held-out rows are not covered by the guarantee")
     return facts

@@ -33,7 +33,7 @@ from sordino.noise import Mechanism, Streams
 from sordino.vector import ParameterVector
 
 _DEFAULT_CLIENTS = 100
-_MOST_CLIENTS = 2000  # of a population, in tables and fingerprints
+_MOST_CLIENTS = 2000  # of a population, in tables; ten times as many in fingerprints
 
 
 def check_composition(algorithm: Algorithm, rule: LocalRule | OwnLoop) -> None:
@@ -145,7 +145,7 @@ def population_of(
 def fingerprint(population: Population, key: bytes) -> str:
     """Tells one dealing of the rows from another, by the rows of its first clients; useless without the key."""
     digest = hashlib.blake2b(key=key, digest_size=16)
-    for client in range(min(population.count, _MOST_CLIENTS)):
+    for client in range(min(population.count, 10 * _MOST_CLIENTS)):
         digest.update(_rows_or_none(population, client).astype(np.int64).tobytes() + b";")
     return digest.hexdigest()
 

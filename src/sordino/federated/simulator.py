@@ -28,6 +28,7 @@ class Tally:
     examples: list[float] = field(default_factory=list)  # of each
     rates: list[float] = field(default_factory=list)  # of each, if clients have their own
     left_out: dict[int, str] = field(default_factory=dict)  # client: why
+    failed: bool = False  # somebody was left out that might not be the next time
 
 
 @dataclass(eq=False)
@@ -57,6 +58,7 @@ class Simulator:
         given = chunks(order, self.chunk, now, self.store, self.streams, self.own_rates)
         for part in self.work(given, theta, server, now):
             tally.left_out |= part.failed
+            tally.failed = tally.failed or bool(part.failed)
             if part.fine:
                 self._stage(part, now, tally)
             yield part

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -104,3 +107,36 @@ def behaviour(model: nn.Module, theta: Tensor, loss: Loss, examples: Examples) -
     except Exception:
         return None
     return [f"{value:.4g}" for value in values.flatten().tolist()]
+
+
+class ReleaseJournal:
+    """What was released, as digests under the run's key: a replayed release is the same, or the run does not go on.
+
+    Noise is a function of (key, step). A replay that comes to another sum, because a client failed that did not fail
+    before or the other way round, would give away the difference of the two.
+    """
+
+    def __init__(self, folder: Path, key: bytes) -> None:
+        self._file, self._key = folder / "releases.txt", key
+        lines = (
+            self._file.read_text().split("\n")[:-1] if self._file.exists() else []
+        )  # the last may be cut off
+        self._known = dict(line.split(" ") for line in lines)
+
+    def record(self, step: int, released: Tensor) -> None:
+        """Before anything of a release is shown."""
+        content = released.detach().cpu().contiguous().numpy().tobytes()
+        digest = hashlib.blake2b(content, key=self._key, digest_size=16).hexdigest()
+        known = self._known.get(str(step))
+        if known is not None:
+            if known != digest:
+                raise ValueError(
+                    "a repeated round came to another result, which under the same noise must not be shown: resume "
+                    "once more (a client may have failed this time only), as the run was started"
+                )
+            return
+        descriptor = os.open(self._file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        with os.fdopen(descriptor, "a") as file:
+            file.write(f"{step} {digest}\n")
+            file.flush()
+            os.fsync(file.fileno())
