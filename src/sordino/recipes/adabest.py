@@ -212,7 +212,7 @@ def report(run: Run, experiments: Sequence[Experiment], notes: Sequence[str]) ->
     said.append(
         "batches of 45, the last one filled up, rate 0.1 x 0.998 a round, mu 0.02; "
         + (f"mean, lowest and highest of {count} seeds" if count > 1 else "one seed")
-        + ", which deal the rows out and draw the weights; unbalanced sizes are lognormal with deviation 0.3; accuracy "
+        + ", also of the partition and the weights; unbalanced sizes are lognormal with deviation 0.3; accuracy "
         "is that of the cloud model"
     )
     width = sum(len(what.settings) for what in experiments)
@@ -255,7 +255,7 @@ EMNIST = Experiment("emnist-l", 48_000, "mlp:100,100", 500, _ALL)
 _FEW = ("FedAvg", "SCAFFOLD", "FedDyn", "SCAFFOLD, progressive average", "FedDyn, progressive average")
 _CLAIMS = (
     "AdaBest's accuracies are in table 2 of its main text, which is not part of what could be read; the supplement "
-    "prints none, and the one public number is CIFAR-100, Dirichlet 0.3, 10 of 100 clients: 56.2. It claims that "
+    "prints none, and the one public number is CIFAR-100, Dirichlet 0.3, 10 clients a round: 56.2. It claims that "
     "AdaBest converges faster and to higher accuracy than all of them, and that progressive averages do no harm to "
     "SCAFFOLD and FedDyn"
 )
