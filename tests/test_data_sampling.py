@@ -219,9 +219,9 @@ def test_a_separated_unit_takes_part_once_in_a_charge(count: int, separation: in
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: WithoutReplacement(0), "at least one"),
-        (lambda: WithoutReplacement(-3), "at least one"),
-        (lambda: Separated(0, 2), "at least one"),
+        (lambda: WithoutReplacement(0), "at least 1"),
+        (lambda: WithoutReplacement(-3), "at least 1"),
+        (lambda: Separated(0, 2), "at least 1"),
         (lambda: Separated(2, 0), "separation"),
         (lambda: Separated(2, -1), "separation"),
         (lambda: Separated(2, 1.5), "separation"),  # type: ignore[arg-type]

@@ -248,8 +248,10 @@ class WithoutReplacement(Sampling):
     count: int
 
     def __post_init__(self) -> None:
-        if self.count < 1:
-            raise ValueError(f"at least one unit has to take part in a step, not {self.count}")
+        if self.count < 1 or self.count != int(self.count):
+            raise ValueError(
+                f"a whole number of units has to take part in a step, at least 1, not {self.count}"
+            )
 
     def check(self, n: int) -> None:
         if self.count > n:
@@ -297,8 +299,10 @@ class Separated(Sampling):
     separation: int
 
     def __post_init__(self) -> None:
-        if self.count < 1:
-            raise ValueError(f"at least one unit has to take part in a step, not {self.count}")
+        if self.count < 1 or self.count != int(self.count):
+            raise ValueError(
+                f"a whole number of units has to take part in a step, at least 1, not {self.count}"
+            )
         if self.separation < 1 or self.separation != int(self.separation):
             raise ValueError(f"separation is a whole number of steps, at least 1, not {self.separation:g}")
 

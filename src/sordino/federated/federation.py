@@ -431,7 +431,10 @@ def federate(
             + (" (what was spent is spent)" if private else ""),
             stacklevel=2,
         )
-    metrics = {**_measures(model, loss, test, examples, tuning), "covered": False}
+    last = history[-1]  # evaluated, if there is anything to evaluate on
+    metrics = {name: last[name] for name in last if name.startswith(("test_", "holdout_"))} | {
+        "covered": False
+    }
     if gate is not None:
         assert spent is not None
         guarantee, event = spent.total, gate.plan(rounds)
