@@ -73,7 +73,7 @@ PEERS = {"pfl": ("pfl",), "flower": ("flwr", "ray")}  # and what an interpreter 
 REFERENCE, REFERENCE_ADABEST = (
     "Sordino FedAvg",
     "Sordino AdaBest",
-)  # as they come: one process, PyTorch's threads
+)  # as they come: as many processes as pay
 SORDINO = "sordino_rounds.py"
 
 
@@ -90,8 +90,10 @@ def contenders() -> list[Contender]:
         chosen = ("--algorithm", algorithm)
         found += [
             Contender(label, SORDINO, None, CORES, chosen),
-            Contender(f"{label}, one thread", SORDINO, None, 1, chosen, ("mlp",)),
-            Contender(f"{label}, 2 workers", SORDINO, None, CORES, (*chosen, "--workers", "2")),
+            Contender(
+                f"{label}, one process, one thread", SORDINO, None, 1, (*chosen, "--workers", "1"), ("mlp",)
+            ),
+            Contender(f"{label}, one process", SORDINO, None, CORES, (*chosen, "--workers", "1"), ("mlp",)),
         ]
     return found
 

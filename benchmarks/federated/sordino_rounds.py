@@ -24,7 +24,7 @@ from workload import (
 def main() -> None:
     chosen = options(
         algorithm={"default": "fedavg", "choices": ("fedavg", "adabest")},
-        workers={"type": int, "default": 1},
+        workers={"type": int, "default": None},
     )
     torch.set_num_threads(chosen.threads)
     from sordino.federated import federate

@@ -45,8 +45,9 @@ if TYPE_CHECKING:
     from sordino.noise import Gaussian, Tree
     from sordino.privacy import Budget, Ledger
     from sordino.rates import Constant, DistanceOverGradients, Hypergradient, Scheduled, Tolerance, Travel
+    from sordino.runs import Run
     from sordino.steps import Adam, AdamWithoutSecondMoments, Extrapolation, Ftrl, Sgd
-    from sordino.training import Run, train
+    from sordino.training import train
     from sordino.vector import ParameterVector
 
 # Where each public name lives. Names load when first used, so that `sordino --help` need not import torch.
@@ -88,7 +89,7 @@ _HOMES = {
     "Quantile": "sordino.clipping",
     "Random": "sordino.data.partitions",
     "Released": "sordino.gate",
-    "Run": "sordino.training",
+    "Run": "sordino.runs",
     "Scaffold": "sordino.federated",
     "ScaffoldM": "sordino.federated",
     "Scheduled": "sordino.rates",

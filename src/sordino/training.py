@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
-import resource
 import sys
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,11 +23,10 @@ from sordino.methods import Method, method_named
 from sordino.privacy import (
     Budget,
     Ledger,
-    certificate,
     show_epsilon,
 )
 from sordino.privacy.certificate import epsilon_to_json, sordino_version
-from sordino.runs import Checkpoint, RunDirectory, TrainingBar, delete_checkpoint, restore_
+from sordino.runs import Checkpoint, Run, RunDirectory, TrainingBar, closed_run, restore_
 from sordino.runs.resume import (
     behaviour,
     check_same_plan,
@@ -46,20 +43,6 @@ from sordino.vector import holding
 
 _LOGGED_STEPS = 40  # pricing a step with PLD takes a twentieth of a second
 _CHECKPOINTS = 20
-
-
-@dataclass(frozen=True)
-class Run:
-    """What a training run gives back."""
-
-    model: nn.Module
-    epsilon: float
-    delta: float | None
-    metrics: dict[str, Any]
-    certificate: dict[str, Any]
-    summary: dict[str, Any]  # run.json
-    history: list[dict[str, Any]] = field(repr=False)
-    path: Path | None = None
 
 
 def train(
@@ -317,14 +300,11 @@ def train(
             stacklevel=2,
         )
     metrics = {**(evaluate(model, loss, test) if test is not None else {}), "covered": False}
-    guarantee, event = spent.total, gate.plan(batches)
-    if gate.ledger.event != event:
-        raise RuntimeError(
-            "the ledger does not hold what was planned: this is a bug in Sordino, please report it"
-        )
-    document = certificate(
-        guarantee=guarantee,
-        event=event,
+    return closed_run(
+        model,
+        directory,
+        guarantee=spent.total,
+        event=spent.paid(batches),
         unit=gate.unit,
         assumptions=[
             how.assumption,
@@ -333,39 +313,12 @@ def train(
             *assumptions,
             *_public_facts(test is not None, show_unprotected),
         ],
-        seeded=streams.seeded,
-        created=datetime.now(UTC).isoformat(timespec="seconds"),
-    )
-    summary = {
-        "status": "complete",
-        **plan,
-        "relation": guarantee.relation,
-        "epsilon": epsilon_to_json(guarantee.epsilon),
-        "zcdp_rho": guarantee.zcdp_rho,
-        "gdp_mu": guarantee.gdp_mu,
-        "accountant": guarantee.accountant,
-        "assumptions": document["assumptions"],
-        "metrics": metrics,
-        "microbatch": gate.engine.microbatch,
-        "sordino_version": sordino_version(),
-        "seconds": round(time.monotonic() - started, 3),
-        "peak_memory_mib": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, 1),
-    }
-    if directory is not None:
-        directory.write_model(model)
-        directory.write_json("certificate.json", document)
-        directory.write_json("run.json", summary)
-        if not keep_checkpoint:
-            delete_checkpoint(directory.checkpoint_folder)
-    return Run(
-        model,
-        guarantee.epsilon,
-        delta,
-        metrics,
-        document,
-        summary,
-        history,
-        None if directory is None else directory.path,
+        plan=plan,
+        metrics=metrics,
+        facts={"microbatch": gate.engine.microbatch},
+        history=history,
+        started=started,
+        keep_checkpoint=keep_checkpoint,
     )
 
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -16,6 +19,37 @@ if TYPE_CHECKING:
     from sordino.privacy import Budget
 
 # torch and the accountants load slowly: they are imported inside functions, so that --help is quick.
+
+
+# Options that mean the same everywhere.
+Classes = Annotated[int | None, typer.Option(help="Number of classes of an .npz, if it is public.")]
+Secure = Annotated[bool, typer.Option("--secure", help="Sampling and noise with 64-bit tails; no seed.")]
+Out = Annotated[Path | None, typer.Option(help="Where the run goes; default runs/DATA-TIME.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on with the interrupted run in --out.")]
+KeepCheckpoint = Annotated[
+    bool,
+    typer.Option("--keep-checkpoint", help="Keep checkpoint/ (it holds the noise key: keep it secret)."),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print exactly one JSON object on stdout.")]
+
+
+def run_folder(out: Path | None, name: str) -> Path:
+    return out or Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+
+
+def initial_model(spec: str, loaded: Loaded, seed: int | None) -> nn.Module:
+    """A model that fits the data, its weights drawn from the run's seed or from the system."""
+    import torch
+
+    from sordino.models import build_model
+    from sordino.noise import Streams
+
+    initial = Streams.from_entropy() if seed is None else Streams.from_seed(seed)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(initial.seed_for("initialisation", 0))
+        network = build_model(spec, loaded.input_shape, loaded.classes)
+    check_outputs(network, loaded, spec)
+    return network
 
 
 def budget_of(epsilon: float | None, delta: float | None, noise_multiplier: float | None) -> Budget | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -11,11 +10,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sordino.cli.common import (
+    AsJson,
+    Classes,
+    KeepCheckpoint,
+    Out,
+    Resume,
+    Secure,
     budget_of,
-    check_outputs,
+    initial_model,
     interruptible,
     loss_for,
     parsed_settings,
+    run_folder,
     show_warning,
 )
 
@@ -26,7 +32,7 @@ if TYPE_CHECKING:
     from sordino.federated.algorithms import Algorithm
     from sordino.federated.local import LocalRule
     from sordino.noise import Mechanism
-    from sordino.training import Run
+    from sordino.runs import Run
 
 # torch and the accountants load slowly: they are imported inside the command, so that --help is quick.
 
@@ -123,30 +129,21 @@ def federate(
     store: Annotated[str, typer.Option(help="What clients keep lies in memory or in a file.")] = "memory",
     evaluations: Annotated[int, typer.Option(help="How often the test rows are looked at.")] = 10,
     accountant: Annotated[str, typer.Option(help="auto (the tighter of rdp and pld), rdp, pld.")] = "auto",
-    classes: Annotated[
-        int | None, typer.Option(help="Number of classes of an .npz, if it is public.")
-    ] = None,
+    classes: Classes = None,
     seed: Annotated[
         int | None, typer.Option(help="For experiments: under privacy a known seed voids the guarantee.")
     ] = None,
-    secure: Annotated[
-        bool, typer.Option("--secure", help="Sampling and noise with 64-bit tails; no seed.")
-    ] = False,
-    out: Annotated[Path | None, typer.Option(help="Where the run goes; default runs/DATA-TIME.")] = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with the interrupted run in --out.")
-    ] = False,
-    keep_checkpoint: Annotated[
-        bool,
-        typer.Option("--keep-checkpoint", help="Keep checkpoint/ (it holds the noise key: keep it secret)."),
-    ] = False,
+    secure: Secure = False,
+    out: Out = None,
+    resume: Resume = False,
+    keep_checkpoint: KeepCheckpoint = False,
     show_unprotected: Annotated[
         bool,
         typer.Option(
             "--show-unprotected", help="Under privacy, write down sizes, labels and rates of clients too."
         ),
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print exactly one JSON object on stdout.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Train one model across many clients, on this machine, with or without privacy for each of them."""
     budget = budget_of(epsilon, delta, noise_multiplier)
@@ -157,13 +154,10 @@ def federate(
         raise ValueError("--resume needs the directory of the run: give it as --out")
     chosen = parsed_settings(settings or [])
 
-    import torch
-
     from sordino.data import load
     from sordino.federated import Conditions
     from sordino.federated import federate as run_federation
-    from sordino.models import build_model, default_model, next_word_accuracy
-    from sordino.noise import Streams
+    from sordino.models import default_model, next_word_accuracy
     from sordino.report import draw_federated_report
     from sordino.runs import to_json
 
@@ -178,12 +172,8 @@ def federate(
     chosen_algorithm = _algorithm(algorithm, server, chosen)  # takes the settings that are left
     loaded = load(data, classes=classes)
     spec = model or default_model(loaded.name, loaded.input_shape)
-    initial = Streams.from_entropy() if seed is None else Streams.from_seed(seed)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(initial.seed_for("initialisation", 0))
-        network = build_model(spec, loaded.input_shape, loaded.classes)
-    check_outputs(network, loaded, spec)
-    folder = out or Path("runs") / f"{loaded.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    network = initial_model(spec, loaded, seed)
+    folder = run_folder(out, loaded.name)
     dealt = _partition(partition, loaded)
     observe: Callable[[Any], dict[str, float] | None] | None = None
     if loaded.task == "next-word" and loaded.test is not None:

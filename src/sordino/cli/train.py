@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,16 +9,23 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sordino.cli.common import (
+    AsJson,
+    Classes,
+    KeepCheckpoint,
+    Out,
+    Resume,
+    Secure,
     budget_of,
-    check_outputs,
+    initial_model,
     interruptible,
     loss_for,
     parsed_settings,
+    run_folder,
     show_warning,
 )
 
 if TYPE_CHECKING:
-    from sordino.training import Run
+    from sordino.runs import Run
 
 # torch and the accountants load slowly: they are imported inside the command, so that --help is quick.
 
@@ -73,38 +79,26 @@ def train(
     accountant: Annotated[
         str, typer.Option(help="auto (the tighter of rdp and pld), rdp, pld, moments.")
     ] = "auto",
-    classes: Annotated[
-        int | None, typer.Option(help="Number of classes of an .npz, if it is public.")
-    ] = None,
+    classes: Classes = None,
     seed: Annotated[
         int | None, typer.Option(help="For experiments only: a known seed voids the guarantee.")
     ] = None,
-    secure: Annotated[
-        bool, typer.Option("--secure", help="Sampling and noise with 64-bit tails; no seed.")
-    ] = False,
-    out: Annotated[Path | None, typer.Option(help="Where the run goes; default runs/DATA-TIME.")] = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with the interrupted run in --out.")
-    ] = False,
-    keep_checkpoint: Annotated[
-        bool,
-        typer.Option("--keep-checkpoint", help="Keep checkpoint/ (it holds the noise key: keep it secret)."),
-    ] = False,
+    secure: Secure = False,
+    out: Out = None,
+    resume: Resume = False,
+    keep_checkpoint: KeepCheckpoint = False,
     show_unprotected: Annotated[
         bool, typer.Option("--show-unprotected", help="Show the training loss, which no guarantee covers.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print exactly one JSON object on stdout.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Train a model privately: a budget goes in; a model, a certificate and a report come out."""
     budget = budget_of(epsilon, delta, noise_multiplier)
     chosen = parsed_settings(settings or [])
 
-    import torch
-
     from sordino.data import load
     from sordino.methods import method_named
-    from sordino.models import build_model, default_model
-    from sordino.noise import Streams
+    from sordino.models import default_model
     from sordino.report import draw_report
     from sordino.runs import to_json
     from sordino.training import train as run_training
@@ -118,12 +112,8 @@ def train(
     if resume and out is None:
         raise ValueError("--resume needs the directory of the run: give it as --out")
     spec = model or default_model(loaded.name, loaded.input_shape)
-    initial = Streams.from_entropy() if seed is None else Streams.from_seed(seed)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(initial.seed_for("initialisation", 0))
-        network = build_model(spec, loaded.input_shape, loaded.classes)
-    check_outputs(network, loaded, spec)
-    folder = out or Path("runs") / f"{loaded.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    network = initial_model(spec, loaded, seed)
+    folder = run_folder(out, loaded.name)
     with warnings.catch_warnings(), interruptible(folder):
         warnings.showwarning = show_warning
         run = run_training(

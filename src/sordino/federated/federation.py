@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-import resource
 import sys
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -47,10 +45,10 @@ from sordino.federated.user_level import UserGate
 from sordino.gate import Released
 from sordino.gradients import Loss, refuse
 from sordino.noise import Gaussian, Mechanism
-from sordino.privacy import Budget, Ledger, certificate, price, show_epsilon
+from sordino.privacy import Budget, Ledger, price, show_epsilon
 from sordino.privacy.certificate import epsilon_to_json, sordino_version
 from sordino.privacy.events import gaussian
-from sordino.runs import Checkpoint, RunDirectory, TrainingBar, delete_checkpoint
+from sordino.runs import Checkpoint, Run, RunDirectory, TrainingBar, closed_run
 from sordino.runs.resume import (
     ReleaseJournal,
     behaviour,
@@ -63,7 +61,7 @@ from sordino.runs.resume import (
 )
 from sordino.runs.spending import Spending, planned_noise
 from sordino.steps import Plan
-from sordino.training import Run, evaluate
+from sordino.training import evaluate
 from sordino.vector import ParameterVector
 
 _CHUNK = 5  # clients that are stepped together: their vectors stay in the cache
@@ -435,17 +433,16 @@ def federate(
     metrics = {name: last[name] for name in last if name.startswith(("test_", "holdout_"))} | {
         "covered": False
     }
-    if gate is not None:
-        assert spent is not None
-        guarantee, event = spent.total, gate.plan(rounds)
-        if gate.ledger.event != event:
-            raise RuntimeError(
-                "the ledger does not hold what was planned: this is a bug in Sordino, please report it"
-            )
-    else:
-        event = gaussian(0.0)
-        guarantee = replace(price(event, 0.5, "rdp"), delta=0.0)
-    document = certificate(
+    event = gaussian(0.0)
+    guarantee = replace(price(event, 0.5, "rdp"), delta=0.0)
+    if spent is not None:
+        guarantee, event = spent.total, spent.paid(rounds)
+    files = {}
+    if not private or show_unprotected:
+        files["clients.json"] = {"covered": False, **about_clients(population, {} if private else rates)}
+    return closed_run(
+        model,
+        directory,
         guarantee=guarantee,
         event=event,
         unit="user",
@@ -455,44 +452,13 @@ def federate(
             *assumptions,
             *_public_facts(private, typical, test is not None or bool(tuning), patience),
         ],
-        seeded=streams.seeded,
-        created=datetime.now(UTC).isoformat(timespec="seconds"),
-    )
-    summary = {
-        "status": "complete",
-        **plan,
-        "relation": guarantee.relation,
-        "epsilon": epsilon_to_json(guarantee.epsilon),
-        "zcdp_rho": guarantee.zcdp_rho,
-        "gdp_mu": guarantee.gdp_mu,
-        "accountant": guarantee.accountant,
-        "assumptions": document["assumptions"],
-        "metrics": metrics,
-        **({} if private else {"clients_with_state": clients_seen}),
-        "workers": workers,
-        "sordino_version": sordino_version(),
-        "seconds": round(time.monotonic() - started, 3),
-        "peak_memory_mib": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, 1),
-    }
-    if directory is not None:
-        directory.write_model(model)
-        directory.write_json("certificate.json", document)
-        if not private or show_unprotected:
-            directory.write_json(
-                "clients.json", {"covered": False, **about_clients(population, {} if private else rates)}
-            )
-        directory.write_json("run.json", summary)  # last: a run that is complete is not resumed
-        if not keep_checkpoint:
-            delete_checkpoint(directory.checkpoint_folder)
-    return Run(
-        model,
-        guarantee.epsilon,
-        delta,
-        metrics,
-        document,
-        summary,
-        history,
-        None if directory is None else directory.path,
+        plan=plan,
+        metrics=metrics,
+        facts={"workers": workers, **({} if private else {"clients_with_state": clients_seen})},
+        history=history,
+        started=started,
+        keep_checkpoint=keep_checkpoint,
+        files=files,
     )
 
 

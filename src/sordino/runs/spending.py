@@ -66,3 +66,12 @@ class Spending:
         # Plain Gaussians have a closed form, whatever their noise.
         total = self.total
         return price(self._gate.plan(calls), total.delta, total.accountant, total.conversion).epsilon
+
+    def paid(self, calls: int) -> DpEvent:
+        """The events of the whole run, which have to be what the ledger was charged."""
+        event = self._gate.plan(calls)
+        if self._gate.ledger.event != event:
+            raise RuntimeError(
+                "the ledger does not hold what was planned: this is a bug in Sordino, please report it"
+            )
+        return event

@@ -1,0 +1,84 @@
+"""The end of a run: its certificate, run.json, and what the caller gets back."""
+
+from __future__ import annotations
+
+import resource
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from dp_accounting import DpEvent
+from torch import nn
+
+from sordino.privacy import Guarantee, certificate
+from sordino.privacy.certificate import epsilon_to_json, sordino_version
+from sordino.runs.checkpoint import delete_checkpoint
+from sordino.runs.directory import RunDirectory
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a training run gives back."""
+
+    model: nn.Module
+    epsilon: float
+    delta: float | None
+    metrics: dict[str, Any]
+    certificate: dict[str, Any]
+    summary: dict[str, Any]  # run.json
+    history: list[dict[str, Any]] = field(repr=False)
+    path: Path | None = None
+
+
+def closed_run(
+    model: nn.Module,
+    directory: RunDirectory | None,
+    *,
+    guarantee: Guarantee,
+    event: DpEvent,
+    unit: str,
+    assumptions: Sequence[str],
+    plan: Mapping[str, Any],
+    metrics: dict[str, Any],
+    facts: Mapping[str, Any],
+    history: list[dict[str, Any]],
+    started: float,
+    keep_checkpoint: bool,
+    files: Mapping[str, dict[str, Any]] | None = None,
+) -> Run:
+    """Write everything down, ``files`` too, and delete the checkpoint. ``facts`` go into run.json beside the plan."""
+    document = certificate(
+        guarantee=guarantee,
+        event=event,
+        unit=unit,
+        assumptions=assumptions,
+        seeded=plan["seeded"],
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+    )
+    summary = {
+        "status": "complete",
+        **plan,
+        "relation": guarantee.relation,
+        "epsilon": epsilon_to_json(guarantee.epsilon),
+        "zcdp_rho": guarantee.zcdp_rho,
+        "gdp_mu": guarantee.gdp_mu,
+        "accountant": guarantee.accountant,
+        "assumptions": document["assumptions"],
+        "metrics": metrics,
+        **facts,
+        "sordino_version": sordino_version(),
+        "seconds": round(time.monotonic() - started, 3),
+        "peak_memory_mib": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, 1),
+    }
+    if directory is not None:
+        directory.write_model(model)
+        for name, content in {"certificate.json": document, **(files or {})}.items():
+            directory.write_json(name, content)
+        directory.write_json("run.json", summary)  # last: a run that is complete is not resumed
+        if not keep_checkpoint:
+            delete_checkpoint(directory.checkpoint_folder)
+    path = None if directory is None else directory.path
+    return Run(model, guarantee.epsilon, plan["delta"], metrics, document, summary, history, path)
