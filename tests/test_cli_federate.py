@@ -61,7 +61,7 @@ def test_federate_prints_and_writes_what_matters(here: Path, monkeypatch: Any, c
     assert all(line["participants"] == 3 for line in history)
     summary = json.loads((run / "run.json").read_text())
     assert (summary["status"], summary["algorithm"]["kind"]) == ("complete", "AdaBest")
-    assert (summary["unit"], summary["epsilon"]) == ("none", "inf")
+    assert (summary["private"], summary["epsilon"]) == (False, "inf")
     certificate = json.loads((run / "certificate.json").read_text())
     assert certificate["guarantee"]["epsilon"] == "inf"
     clients = json.loads((run / "clients.json").read_text())

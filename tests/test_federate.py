@@ -169,6 +169,33 @@ def test_other_participation(how: Any) -> None:
     assert run.summary["participation"]["kind"] == type(how).__name__
 
 
+def test_a_loop_that_fails_for_everybody_is_refused_before_anything_is_spent() -> None:
+    for broken in (lambda *_: None, lambda theta: theta, lambda *_: 1 / 0):
+        with pytest.raises(ValueError, match="made-up rows"):
+            private(local=OwnLoop(broken), algorithm="fedavg")
+    with pytest.raises(ValueError, match="OwnLoop"):
+        start(local=own, algorithm="fedavg")
+    everybody = DIGITS.train[0].clone().fill_(torch.nan)
+    with pytest.raises(ValueError, match="nobody was left in round 1"):
+        start(data=(everybody, DIGITS.train[1]))
+
+
+def test_a_row_belongs_to_one_client() -> None:
+    parts = [np.arange(100), np.arange(99, 200), np.arange(200, 300)]
+    settings = {"partition": parts, "clients": 3, "per_round": 2}
+    with pytest.raises(ValueError, match="two clients"):
+        private(**settings)
+    start(**settings)
+    with pytest.raises(ValueError, match="whole numbers"):
+        start(partition=[[0.5, 1.5], [2.0, 3.0]], clients=2, per_round=1)
+
+
+def test_thresholds_do_not_run_away_and_too_much_noise_is_said() -> None:
+    with pytest.warns(UserWarning, match="outweighs"):
+        run = private(noise_multiplier=8.0, rounds=40)
+    assert max(line["threshold"] for line in run.history) <= 1.0
+
+
 def test_a_round_without_anybody_changes_nothing() -> None:
     run = start(rounds=3, clients=3, per_round=1, conditions=Conditions(drop_out=0.999))
     assert all(line["participants"] == 0 for line in run.history)
@@ -356,7 +383,13 @@ def private(**settings: Any) -> sd.Run:
 
 
 def test_a_private_run_is_for_users_and_names_nobody(tmp_path: Path) -> None:
-    run = private(budget=sd.Budget(5, 1e-3), noise_multiplier=None, delta=None, out=tmp_path / "run")
+    run = private(
+        algorithm="adabest",
+        budget=sd.Budget(5, 1e-3),
+        noise_multiplier=None,
+        delta=None,
+        out=tmp_path / "run",
+    )
     assert 4.9 < run.epsilon <= 5
     assert run.certificate["unit"] == "user"
     assert recompute(run.certificate).epsilon == pytest.approx(run.epsilon)
@@ -500,7 +533,7 @@ def test_the_servers_formulas_use_planned_numbers() -> None:
     assert {seen.participants for seen in rounds} == {()}
     assert {seen.population for seen in rounds} == {None}
     server: dict[str, Any] = {}
-    private(observe=lambda seen: server.update(seen.server), public_examples=50)
+    private(algorithm="adabest", observe=lambda seen: server.update(seen.server), public_examples=50)
     assert server["mean_examples"] == 50.0  # AdaBest's average is a public number, whoever takes part
 
 
@@ -549,7 +582,8 @@ def test_prices_of_ways_to_take_part() -> None:
     ("settings", "message"),
     [
         ({"conditions": Conditions(over_selection=1.5)}, "no price"),
-        ({"participation": sd.WithoutReplacement(6)}, "no known price"),
+        ({"participation": sd.WithoutReplacement(6), "algorithm": "adabest"}, "no known price"),
+        ({"participation": "poisson"}, "Sampling"),
         ({"participation": sd.WithoutReplacement(6), "algorithm": "fedavg", "noise": sd.Tree()}, "order"),
         ({"noise": sd.Tree(), "participation": sd.Poisson(0.3)}, "dealt in an order"),
         ({"clip": sd.PerLayer(1.0)}, "as one vector"),
@@ -610,7 +644,7 @@ def test_only_those_who_take_part_cost_something() -> None:
         asked.add(client)
         return np.arange(8) + 8 * (client % 150)
 
-    million = Population(sd_examples(*DIGITS.train), 10**6, rows, 8.0)
+    million = Population(DIGITS.train, 10**6, rows, 8.0)  # type: ignore[arg-type]
     run = start(data=million, clients=None, per_round=30, rounds=4, algorithm="adabest")
     assert run.summary["n"] == 10**6
     assert len(asked) <= 4 * 30

@@ -61,7 +61,9 @@ def budget_of(epsilon: float | None, delta: float | None, noise_multiplier: floa
         raise ValueError("give either --epsilon or --noise-multiplier, not both")
     if epsilon is not None:
         if delta is None:
-            raise ValueError("--epsilon needs a --delta: choose one well below 1/n, such as 1e-5")
+            raise ValueError(
+                "--epsilon needs a --delta: choose one well below 1 over the number of units, such as 1e-5"
+            )
         return Budget(epsilon, delta)
     if noise_multiplier is not None and delta is not None:
         check_delta(delta)

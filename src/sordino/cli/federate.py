@@ -49,7 +49,8 @@ def federate(
     algorithm: Annotated[
         str | None,
         typer.Option(
-            help="adabest, the default; fedavg (with a --server), fedprox, fedadam, scaffold, scaffold-m, feddyn."
+            help="adabest, the default; fedavg (under privacy or with a --server), fedprox, fedadam, scaffold, "
+            "scaffold-m, feddyn."
         ),
     ] = None,
     clients: Annotated[
@@ -99,7 +100,7 @@ def federate(
         ),
     ] = None,
     epsilon: Annotated[float | None, typer.Option(help="User-level privacy: the budget. No default.")] = None,
-    delta: Annotated[float | None, typer.Option(help="Below 1/clients. No default.")] = None,
+    delta: Annotated[float | None, typer.Option(help="Should be below 1/clients. No default.")] = None,
     noise_multiplier: Annotated[
         float | None, typer.Option(help="Instead of --epsilon: noise over threshold.")
     ] = None,
@@ -169,7 +170,7 @@ def federate(
     noise = _noise(chosen, server, private)
     clip = _clip(chosen) if private else None
     rule = _local(local, chosen, server)
-    chosen_algorithm = _algorithm(algorithm, server, chosen)  # takes the settings that are left
+    chosen_algorithm = _algorithm(algorithm, server, chosen, private)  # takes the settings that are left
     loaded = load(data, classes=classes)
     spec = model or default_model(loaded.name, loaded.input_shape)
     network = initial_model(spec, loaded, seed)
@@ -269,7 +270,9 @@ def _clip(chosen: dict[str, Any]) -> ClippingPolicy:
     for name, value in given.items():
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise ValueError(f"{name} must be a number, not {value!r}")
-    return Fixed(given["threshold"]) if set(given) == {"threshold"} else Quantile(**given)
+    if set(given) == {"threshold"}:
+        return Fixed(given["threshold"])
+    return Quantile(**given, largest=max(1.0, 10 * given.get("threshold", 0.1)))
 
 
 def _local(name: str, chosen: dict[str, Any], server: str | None) -> LocalRule:
@@ -284,19 +287,25 @@ def _local(name: str, chosen: dict[str, Any], server: str | None) -> LocalRule:
     return replace(rule, **_some(chosen, *mine))  # type: ignore[type-var]
 
 
-def _algorithm(name: str | None, server: str | None, chosen: dict[str, Any]) -> Algorithm:
+def _algorithm(name: str | None, server: str | None, chosen: dict[str, Any], private: bool) -> Algorithm:
     from dataclasses import replace
 
     from sordino.federated.algorithms import algorithm_named, server_named
 
     if server is not None:
+        if name not in (None, "fedavg", "fedprox"):
+            raise ValueError(f"{name} has its own server: leave out --server, or use --algorithm fedavg")
+        if server.startswith("dp-") and not private:
+            raise ValueError(
+                f"--server {server} needs a budget: give --epsilon and --delta (or --noise-multiplier)"
+            )
         step = server_named(server)
         if "momentum" in chosen:
             if not hasattr(step, "momentum"):
                 raise ValueError(f"the server {server} has no momentum: use sgdm or ftrlm")
             step = replace(step, **_some(chosen, "momentum"))  # type: ignore[type-var]
         chosen["server"] = step
-    return algorithm_named(name or ("fedavg" if server is not None else "adabest"), chosen)
+    return algorithm_named(name or ("fedavg" if server is not None or private else "adabest"), chosen)
 
 
 def _partition(text: str | None, loaded: Loaded) -> Partition | str:
@@ -346,7 +355,7 @@ def _print(run: Run, folder: Path) -> None:
     measured = {**run.metrics}
     if run.history and "next_word_accuracy" in run.history[-1]:
         measured["next_word_accuracy"] = run.history[-1]["next_word_accuracy"]
-    private = summary["unit"] == "user"
+    private = summary["private"]
     cover = "; not covered by the guarantee" if private else ""
     for name, value in measured.items():
         if name != "covered":
@@ -367,4 +376,6 @@ def _print(run: Run, folder: Path) -> None:
         print(f"{'spent by':18s} {summary['rounds']} rounds, {noise}")
         if summary["seeded"]:
             print(f"{'seeded':18s} a known seed voids the guarantee: for experiments only")
+    else:
+        print(f"{'epsilon':18s} {show_epsilon(run.epsilon)}")
     print(f"{'run':18s} {folder}")

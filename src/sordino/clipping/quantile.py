@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from sordino.clipping.policy import (
+    LARGEST,
     Answer,
     ClippingPolicy,
     Probe,
@@ -32,6 +33,7 @@ class Quantile(ClippingPolicy):
     target_quantile: float = 0.5  # gamma
     threshold: float = 0.1  # C_0
     speed: float = 0.2  # eta_C
+    largest: float = LARGEST  # C goes no further: noise that makes gradients grow must not make itself grow
     adapts = True
     needs_threshold = False
 
@@ -39,6 +41,9 @@ class Quantile(ClippingPolicy):
         check_threshold(self.threshold)
         if not 0 <= self.target_quantile <= 1:
             raise ValueError(f"target_quantile must be in [0, 1], not {self.target_quantile:g}")
+        check_threshold(self.largest)
+        if self.largest < self.threshold:
+            raise ValueError(f"largest, {self.largest:g}, must not be below the threshold to start from")
         if not 0 < self.speed < 100:
             raise ValueError(f"speed must be in (0, 100), not {self.speed:g}")
 
@@ -63,6 +68,5 @@ class Quantile(ClippingPolicy):
         # The gate has divided by the expected batch; undo the centring, which is a public constant.
         within = sum(float(r.probes["fraction_within"]) for r in released) / len(released) + 0.5
         within = min(1.0, max(0.0, within))
-        return {
-            "threshold": bounded(state["threshold"] * math.exp(-self.speed * (within - self.target_quantile)))
-        }
+        moved = bounded(state["threshold"] * math.exp(-self.speed * (within - self.target_quantile)))
+        return {"threshold": min(moved, self.largest)}

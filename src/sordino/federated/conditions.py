@@ -35,6 +35,10 @@ class Conditions:
             raise ValueError(f"slowness must be in [0, 10), not {self.slowness:g}")
         if self.deadline is not None and not self.deadline > 0:
             raise ValueError(f"a deadline must be positive, not {self.deadline:g}")
+        if self.deadline is not None and self.deadline < 1 and not self.slowness:
+            raise ValueError(
+                "an average client takes 1, so nobody would meet a deadline below: use a later one"
+            )
         if not 1 <= self.over_selection < math.inf:
             raise ValueError(f"over_selection must be at least 1, not {self.over_selection:g}")
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from sordino.clipping import Quantile
 from sordino.clipping.policy import ClippingPolicy
 from sordino.data import Sampling
-from sordino.data.partitions import Partition
+from sordino.data.partitions import Partition, partition_named
 from sordino.federated.algorithms import Algorithm, Round, algorithm_named, rate_of_round
 from sordino.federated.conditions import Conditions
 from sordino.federated.engines.gradients import engine_named
@@ -30,6 +30,8 @@ from sordino.federated.rounds import Workplace, made_up_batch, mean_of
 from sordino.federated.setup import (
     about_clients,
     check_composition,
+    check_disjoint,
+    check_own_loop,
     check_private,
     client_store,
     described,
@@ -90,7 +92,7 @@ def federate(
     clients: int | None = None,
     partition: Partition | Sequence[Rows] | str = "iid",
     holdout: int = 0,
-    algorithm: Algorithm | str = "adabest",
+    algorithm: Algorithm | str | None = None,
     local: LocalRule | OwnLoop | str = "sgd",
     per_round: int = 10,
     participation: Sampling | None = None,
@@ -133,9 +135,9 @@ def federate(
     ``data`` is dealt to ``clients`` clients as ``partition`` says (``iid``, ``dirichlet:0.3``, ``pathological``, a
     `Partition`, or the rows of each client), and ``holdout`` further clients never train: their accuracy is for
     tuning. Every round ``per_round`` of them, or whoever ``participation`` says, take the cloud model, train
-    ``local_epochs`` on batches of ``batch_size``, and send what they changed; ``algorithm`` puts it together and
-    corrects their bias. ``local`` is ``sgd`` at ``rate * decay^round``, ``adam``, or ``adadp``, whose clients tune
-    their own rate and keep it between rounds (``keep_rates``).
+    ``local_epochs`` on batches of ``batch_size``, and send what they changed; ``algorithm`` (``adabest``, or under
+    privacy ``fedavg``) puts it together and corrects their bias. ``local`` is ``sgd`` at ``rate * decay^round``,
+    ``adam``, or ``adadp``, whose clients tune their own rate and keep it between rounds (``keep_rates``).
 
     With a ``budget``, or a ``noise_multiplier`` and ``delta``, the guarantee is for a whole client (unit ``user``):
     updates are clipped, summed and noised, clients are Poisson samples (or come in order, with ``noise=Tree()``), and
@@ -150,11 +152,13 @@ def federate(
     """
     started = time.monotonic()
     refuse(model)  # before any data is touched
+    private = budget is not None or noise_multiplier is not None
+    if algorithm is None:
+        algorithm = "fedavg" if private else "adabest"  # whose correction amplifies noise
     algorithm = algorithm_named(algorithm) if isinstance(algorithm, str) else algorithm
     rule = local_named(local) if isinstance(local, str) else local
     plan_of_client = LocalPlan(local_epochs, batch_size, top_up, max_examples)
     conditions = conditions or Conditions()
-    private = budget is not None or noise_multiplier is not None
     _check_numbers(rounds, rate, decay, workers)
     check_composition(algorithm, rule)
     if not private and (delta is not None or clip or noise or public_examples is not None or secure):
@@ -191,7 +195,8 @@ def federate(
     expected = how.expected_batch(count) if wanted is None else float(wanted)
     multiplier = 0.0
     if private:
-        clip = clip or Quantile()
+        clip = clip or Quantile(largest=1.0)
+        check_disjoint(population)
         check_private(algorithm, own_rates, how, clip, noise.independent)
         releases = noise.over(how, count, rounds)
         multiplier, delta = planned_noise(
@@ -209,11 +214,19 @@ def federate(
 
     vector = ParameterVector(model)
     theta, size = vector.theta, len(vector)
+    if private and noise.independent and multiplier * math.sqrt(size) > expected * math.sqrt(rounds):
+        # What noise adds up to over the run, in times of all that clients can send at one threshold.
+        warnings.warn(
+            f"the noise outweighs what {expected:g} clients a round can say about {size:,} parameters: use more "
+            "clients a round, more rounds, a smaller model or a larger epsilon",
+            stacklevel=2,
+        )
     draws = examples.may_draw_randomness or draws_randomness(model)
     # Under privacy no client may decide about another, so nobody waits for the others of a chunk.
     alone = engine == "debug" or draws or (private and patience is not None)
     chunk = 1 if alone else chunk or max(1, min(_CHUNK, round(expected)))
     if isinstance(rule, OwnLoop):
+        check_own_loop(rule, theta, population)
         engine = "looped"
     name = saved["engine"] if saved else engine
     if name == "auto":
@@ -234,14 +247,15 @@ def federate(
     plan: dict[str, Any] = {
         "data": data_name,
         "n": count,
-        "unit": "user" if private else "none",
+        "unit": "user",
+        "private": private,
         "algorithm": described(algorithm),
         "local": described(rule),
         "local_plan": asdict(plan_of_client),
         "rounds": rounds,
         "clients": count,
         "holdout": len(tuning),
-        "partition": described(partition),
+        "partition": described(partition_named(partition) if isinstance(partition, str) else partition),
         "participation": described(how),
         "conditions": asdict(conditions),
         "rate": rate,
@@ -375,7 +389,9 @@ def federate(
             if not (done in logged or done in evaluated or extra):
                 bar.update(done)
                 return
-            line: dict[str, Any] = {"round": done, "rate": now.rate, "cloud_norm": float(theta.norm())}
+            line: dict[str, Any] = {"round": done, "cloud_norm": float(theta.norm())}
+            if not own_rates:
+                line["rate"] = now.rate
             if gate is None:
                 line |= _about_round(tally)
             else:
@@ -415,6 +431,9 @@ def federate(
                 if gate is None:
                     algorithm.seen(server, simulate.tally.examples)
                 simulate.end_round()
+                if gate is None and simulate.tally.failed and not simulate.tally.clients:
+                    why = next(iter(simulate.tally.left_out.values()))
+                    raise ValueError(f"nobody was left in round {number + 1}: the first of its clients {why}")
                 if released is not None and simulate.tally.failed:
                     # Who fails may not fail the next time: a round of which anything is shown is not repeated then.
                     save_checkpoint(number + 1, {"mean": mean, "threshold": released.threshold})
@@ -429,6 +448,12 @@ def federate(
             + (" (what was spent is spent)" if private else ""),
             stacklevel=2,
         )
+    if private and history[-1]["threshold"] >= 10 * history[0]["threshold"]:
+        warnings.warn(
+            f"the threshold grew from {history[0]['threshold']:.3g} to {history[-1]['threshold']:.3g}, so noise may "
+            "have taken over: use a fixed threshold or more clients a round (what was spent is spent)",
+            stacklevel=2,
+        )
     last = history[-1]  # evaluated, if there is anything to evaluate on
     metrics = {name: last[name] for name in last if name.startswith(("test_", "holdout_"))} | {
         "covered": False
@@ -438,7 +463,7 @@ def federate(
     if spent is not None:
         guarantee, event = spent.total, spent.paid(rounds)
     files = {}
-    if not private or show_unprotected:
+    if directory is not None and (not private or show_unprotected):
         files["clients.json"] = {"covered": False, **about_clients(population, {} if private else rates)}
     return closed_run(
         model,
@@ -468,7 +493,7 @@ def _check_numbers(rounds: int, rate: float, decay: float, workers: int | None) 
     if rounds < 1 or rounds != int(rounds):
         raise ValueError(f"rounds must be a whole number of at least 1, not {rounds:g}")
     if not 0 < rate < math.inf:
-        raise ValueError(f"rate must be positive, not {rate:g}")
+        raise ValueError(f"the learning rate must be positive, not {rate:g}")
     if not 0 < decay <= 1:
         raise ValueError(f"decay must be in (0, 1], not {decay:g}")
 
@@ -521,7 +546,8 @@ def _public_facts(private: bool, typical: float, tested: bool, patience: float |
         facts += [
             "shapes of the data, number of rows and number of classes are public, and that a client passes for one "
             f"of {typical:g} examples",
-            "a client's local training depends on its own rows, what it kept, and the cloud model alone",
+            "a client's local training depends on its own rows, what it kept, and the cloud model alone, and no row "
+            "belongs to two clients",
         ]
         if patience is not None:
             facts.append("whether a client is back in time does not depend on the rows of another")

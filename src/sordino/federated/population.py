@@ -12,14 +12,14 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from sordino.data import Examples, tree_map
+from sordino.data import Examples, as_examples, tree_map
 
 Rows = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
 class Population:
-    """``count`` clients over one set of examples; ``rows(client)`` are those of a client.
+    """``count`` clients over one set of examples; ``rows(client)`` are those of a client, an array of row numbers.
 
     Nothing is kept per client, so a population of a million costs what those who take part cost. ``mean_examples`` of
     a client is public, as are the sizes of clients in training without user-level privacy.
@@ -33,6 +33,8 @@ class Population:
     def __post_init__(self) -> None:
         if self.count < 1:
             raise ValueError("a federation needs at least one client")
+        if not isinstance(self.examples, Examples):  # a pair of tensors, a Dataset
+            object.__setattr__(self, "examples", as_examples(self.examples))
 
     @staticmethod
     def of(examples: Examples, parts: Sequence[Rows]) -> Population:

@@ -186,12 +186,17 @@ class Workplace:
         for client, seed in zip(chunk.clients, chunk.seeds, strict=True):
             inputs, targets = self.population.examples.take(torch.from_numpy(self.population.rows(client)))
             with torch.enable_grad():
-                x = rule.function(theta.clone(), inputs, targets, torch.Generator().manual_seed(seed))
-            if not isinstance(x, Tensor) or x.shape != theta.shape:
-                got = f"shape {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
-                raise ValueError(f"a client has to return a vector of shape {tuple(theta.shape)}, not {got}")
-            rows.append(x.detach().to(theta.dtype))
+                rows.append(own_update(rule, theta, inputs, targets, seed))
         return torch.stack(rows)
+
+
+def own_update(rule: OwnLoop, theta: Tensor, inputs: Any, targets: Any, seed: int) -> Tensor:
+    """What a loop of the user's own makes of the cloud model."""
+    x = rule.function(theta.clone(), inputs, targets, torch.Generator().manual_seed(seed))
+    if not isinstance(x, Tensor) or x.shape != theta.shape:
+        got = f"shape {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
+        raise ValueError(f"a client has to return a vector of shape {tuple(theta.shape)}, not {got}")
+    return x.detach().to(theta.dtype)
 
 
 def joined(parts: Sequence[Finished]) -> Finished:

@@ -26,7 +26,7 @@ from sordino.federated.conditions import Conditions
 from sordino.federated.engines.gradients import Gradients, choose
 from sordino.federated.local import LocalAdam, LocalRule, LocalSgd, OwnLoop
 from sordino.federated.population import LocalPlan, Population, Rows
-from sordino.federated.rounds import made_up_batch
+from sordino.federated.rounds import made_up_batch, own_update
 from sordino.federated.store import ClientStore
 from sordino.gradients import Loss
 from sordino.noise import Mechanism, Streams
@@ -38,6 +38,12 @@ _MOST_CLIENTS = 2000  # of a population, in tables; ten times as many in fingerp
 
 def check_composition(algorithm: Algorithm, rule: LocalRule | OwnLoop) -> None:
     """Raise ValueError for an algorithm and a local rule that make no sense together."""
+    if not isinstance(rule, LocalRule | OwnLoop):
+        raise ValueError(
+            f"local is sgd, adam, adadp, a rule such as LocalSgd(), or OwnLoop(function), not {rule!r}"
+        )
+    if not isinstance(algorithm, Algorithm):
+        raise ValueError(f"algorithm is a name or an Algorithm such as AdaBest(), not {algorithm!r}")
     name, local = type(algorithm).__name__, type(rule).__name__
     if isinstance(rule, OwnLoop):
         corrected = (
@@ -127,7 +133,7 @@ def population_of(
             raise ValueError(f"a federation needs at least one client, not {clients}")
         parts = partition.deal(_labels(examples), clients + holdout, chance)
     else:
-        parts = [np.asarray(part, dtype=np.int64) for part in partition]
+        parts = [_row_numbers(part) for part in partition]
         if clients is not None and clients + holdout != len(parts):
             raise ValueError(
                 f"there are rows for {len(parts)} clients and not {clients + holdout}: give one list each"
@@ -140,6 +146,36 @@ def population_of(
     aside = set(chance.permutation(len(parts))[:holdout].tolist())
     training = [part for i, part in enumerate(parts) if i not in aside]
     return Population.of(examples, training), [parts[i] for i in sorted(aside)]
+
+
+def _row_numbers(part: Any) -> Rows:
+    rows = np.asarray(part)
+    if rows.ndim != 1 or (len(rows) and rows.dtype.kind not in "iu"):
+        raise ValueError("a partition has a list of row numbers for each client: whole numbers")
+    return rows.astype(np.int64)
+
+
+def check_own_loop(rule: OwnLoop, theta: Tensor, population: Population) -> None:
+    """Try it on made-up rows, before anybody's work, or privacy, is spent on it."""
+    inputs, targets = population.examples.template(5)
+    try:
+        with torch.enable_grad():
+            own_update(rule, theta, inputs, targets, 0)
+    except Exception as error:
+        raise ValueError(
+            f"the loop given as OwnLoop fails on made-up rows: {type(error).__name__}: {error}"
+        ) from error
+
+
+def check_disjoint(population: Population) -> None:
+    """A row of two clients would count twice."""
+    if population.count <= 10 * _MOST_CLIENTS:
+        parts = [_rows_or_none(population, client) for client in range(population.count)]
+        rows = np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64)
+        if len(np.unique(rows)) < len(rows):
+            raise ValueError(
+                "a row belongs to two clients, and then no guarantee holds for either: fix the partition"
+            )
 
 
 def fingerprint(population: Population, key: bytes) -> str:
@@ -172,6 +208,8 @@ def participation_of(
             "over-selection takes those who are done first, so one client's speed decides about another: there is no "
             "price for that; use over_selection=1"
         )
+    if given is not None and not isinstance(given, Sampling):
+        raise ValueError(f"participation is a Sampling such as Poisson(0.1) or FixedOrder(10), not {given!r}")
     if given is None:
         if not 1 <= per_round <= clients:
             raise ValueError(f"per_round must be from 1 to the {clients} clients there are, not {per_round}")
@@ -269,7 +307,7 @@ def described(part: Any) -> Any:
     if isinstance(part, (np.ndarray, Tensor)) or (
         isinstance(part, (list, tuple)) and any(isinstance(x, (np.ndarray, Tensor)) for x in part)
     ):
-        return f"{len(part)} of its own"
+        return f"{len(part)} values"
     if isinstance(part, (list, tuple)):
         return [described(value) for value in part]
     return None if isinstance(part, float) and math.isnan(part) else part

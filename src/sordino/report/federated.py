@@ -21,6 +21,7 @@ def draw_federated_report(summary: dict[str, Any], history: History, folder: Pat
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
+    from matplotlib.ticker import MaxNLocator
 
     about = folder / "clients.json"
     clients = json.loads(about.read_text()) if about.exists() else {}
@@ -48,12 +49,19 @@ def draw_federated_report(summary: dict[str, Any], history: History, folder: Pat
         axes.spines[["top", "right"]].set_visible(False)
         panel(axes)
         axes.set_title(axes.get_title(), fontsize=10)
+        if axes.get_xlabel() in ("round", "rows of a client"):
+            axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+        if axes.get_ylabel() == "clients":
+            axes.yaxis.set_major_locator(MaxNLocator(5, integer=True))
     for axes in grid.flat[len(panels) :]:
         axes.set_axis_off()
-    void = "  (seeded: not a guarantee)" if summary.get("seeded") and summary["unit"] == "user" else ""
+    void = "  (seeded: not a guarantee)" if summary.get("seeded") and summary["private"] else ""
     if "caveat" in summary:
         void += "\n" + summary["caveat"]
-    figure.suptitle(f"{summary['data']}: {summary['algorithm']['kind']}, {summary['clients']} clients{void}")
+    local = summary["local"]["kind"].removeprefix("Local")
+    figure.suptitle(
+        f"{summary['data']}: {summary['algorithm']['kind']}, {local}, {summary['clients']} clients{void}"
+    )
     figure.savefig(folder / "report.png", dpi=120)
     pyplot.close(figure)
 
@@ -79,9 +87,13 @@ def _accuracy(axes: Axes, history: History) -> None:
 
 
 def _cloud_norm(axes: Axes, history: History) -> None:
-    axes.plot([line["round"] for line in history], [float(line["cloud_norm"]) for line in history], color=RED)
+    norms = [float(line["cloud_norm"]) for line in history]
+    axes.plot([line["round"] for line in history], norms, color=RED)
     axes.set(xlabel="round", ylabel="norm", title="Norm of the cloud parameters")
-    axes.set_ylim(bottom=0)
+    if 0 < 30 * min(norms) < max(norms) < float("inf"):
+        axes.set_yscale("log")
+    else:
+        axes.set_ylim(bottom=0)
 
 
 def _spent(axes: Axes, summary: dict[str, Any], history: History) -> None:
@@ -113,12 +125,12 @@ def _rates(axes: Axes, history: History) -> None:
 
 
 def _rates_of_clients(axes: Axes, clients: dict[str, Any]) -> None:
-    axes.hist([float(rate) for rate in clients["rates"].values()], bins=30, color=GREEN)
+    axes.hist([float(rate) for rate in clients["rates"].values()], bins=12, color=GREEN)
     axes.set(xlabel="last rate", ylabel="clients", title="Rates of the clients at the end")
 
 
 def _sizes(axes: Axes, clients: dict[str, Any]) -> None:
-    axes.hist(clients["sizes"], bins=30, color=BLUE)
+    axes.hist(clients["sizes"], bins=12, color=BLUE)
     axes.set(xlabel="rows of a client", ylabel="clients", title="Sizes of the clients")
 
 
