@@ -53,7 +53,7 @@ def test_federate_prints_and_writes_what_matters(here: Path, monkeypatch: Any, c
         "run                run",
     ):
         assert words in out
-    assert "epsilon" not in out
+    assert "epsilon            inf (not private)" in out
     run = here / "run"
     assert {path.name for path in run.iterdir()} == WRITTEN | {"clients.json"}
     history = [json.loads(line) for line in (run / "history.jsonl").read_text().splitlines()]
@@ -230,7 +230,7 @@ BAD: list[tuple[list[str], str]] = [
     (["--epsilon", "3", "--noise-multiplier", "1", "--delta", "1e-3"], "not both"),
     (["--epsilon", "0", "--delta", "1e-3"], "epsilon"),
     ([*NOISY, "--over-selection", "1.5"], "over_selection=1"),
-    ([*NOISY, "--participation", "fixed"], "no known price"),
+    ([*NOISY, "--algorithm", "adabest", "--participation", "fixed"], "no known price"),
     ([*NOISY, "--set", "threshold=-1"], "threshold"),
     ([*NOISY, "--server", "dp-ftrl", "--participation", "poisson"], "order"),
     (["--resume"], "--out"),

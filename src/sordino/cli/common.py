@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -34,7 +35,12 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print exactly one JSON obj
 
 
 def run_folder(out: Path | None, name: str) -> Path:
-    return out or Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    """Where the run goes: as told, or a new folder named after data and time."""
+    if out is not None:
+        return out
+    folder = Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    tries = (folder.with_name(f"{folder.name}-{number}") for number in count(2))
+    return folder if not folder.exists() else next(each for each in tries if not each.exists())
 
 
 def initial_model(spec: str, loaded: Loaded, seed: int | None) -> nn.Module:

@@ -166,6 +166,8 @@ def federate(
             "clip, noise, delta, public_examples and secure are for user-level privacy: give a budget or a "
             "noise_multiplier too"
         )
+    if secure and seed is not None:
+        raise ValueError("secure=True takes its randomness from the operating system: leave out the seed")
     if public_examples is not None and not 1 <= public_examples < math.inf:
         raise ValueError(f"public_examples is a number of rows, at least 1, not {public_examples:g}")
     if private and getattr(algorithm, "weighted", False):
@@ -431,7 +433,7 @@ def federate(
                 if gate is None:
                     algorithm.seen(server, simulate.tally.examples)
                 simulate.end_round()
-                if gate is None and simulate.tally.failed and not simulate.tally.clients:
+                if gate is None and not simulate.tally.clients and simulate.tally.all_raised:
                     why = next(iter(simulate.tally.left_out.values()))
                     raise ValueError(f"nobody was left in round {number + 1}: the first of its clients {why}")
                 if released is not None and simulate.tally.failed:

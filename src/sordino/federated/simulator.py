@@ -30,6 +30,12 @@ class Tally:
     left_out: dict[int, str] = field(default_factory=dict)  # client: why
     failed: bool = False  # somebody was left out that might not be the next time
 
+    @property
+    def all_raised(self) -> bool:
+        """Nobody delivered, and each for an error of the program: nothing will come of it."""
+        reasons = list(self.left_out.values())
+        return bool(reasons) and all(why.startswith("raised") for why in reasons)
+
 
 @dataclass(eq=False)
 class Simulator:

@@ -133,7 +133,16 @@ _MOVES = (
 )
 _MAKES = "arange empty empty_like fill full full_like new_empty new_zeros ones_like zero zeros zeros_like"
 _VIEWS = "select slice split squeeze stack t transpose unbind unsqueeze view"
-_OTHER = {*_MOVES.split(), *_MAKES.split(), *_VIEWS.split(), "abs", "neg", "sqrt", "where"}
+_OTHER = {
+    *_MOVES.split(),
+    *_MAKES.split(),
+    *_VIEWS.split(),
+    "abs",
+    "neg",
+    "sqrt",
+    "where",
+    "linalg_vector_norm",
+}
 
 
 @dataclass
