@@ -141,8 +141,8 @@ def choose(
     """The fastest way for this model and rows of these shapes, among those that agree with plain autograd.
 
     The rows may be made up, but should be such as the model can work with. torch's random numbers, the model and its
-    parameters are afterwards what they were. Mapping is tried where stacking is not possible. Of ways that take about the
-    same time it is the first of stacked, mapped, looped.
+    parameters are afterwards what they were. Mapping is tried where stacking is not possible. Of ways that take about
+    the same time it is the first of stacked, mapped, looped.
     """
     clients = len(weights_PB)
     draws = torch.Generator().manual_seed(
