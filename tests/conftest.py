@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from sordino.cli.main import main
 from sordino.steps import Plan
 
 torch.set_num_threads(2)
@@ -28,6 +31,22 @@ def small_model() -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(5)
         return nn.Sequential(nn.Linear(10, 8), nn.ReLU(), nn.Linear(8, 3))
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty working directory, and no data but what is bundled."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("SORDINO_DATA", raising=False)
+    return tmp_path
+
+
+def sordino(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    """The command line, in this process: its exit code."""
+    monkeypatch.setattr(sys, "argv", ["sordino", *arguments])
+    with pytest.raises(SystemExit) as exit_info:
+        main()
+    return int(exit_info.value.code or 0)
 
 
 def cross_entropy(output: Tensor, target: Tensor) -> Tensor:

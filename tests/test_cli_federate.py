@@ -3,34 +3,19 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from sordino.cli.main import main
+from conftest import sordino
 from sordino.privacy import recompute
 
 TINY = ["--rounds", "2", "--clients", "10", "--per-round", "3", "--engine", "looped", "--workers", "1"]
 NOISY = ["--noise-multiplier", "1", "--delta", "1e-3", "--accountant", "rdp"]
 PAID = ["--epsilon", "8", "--delta", "1e-3", "--accountant", "rdp"]
 WRITTEN = {"run.json", "history.jsonl", "certificate.json", "model.safetensors", "report.png"}
-
-
-def sordino(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
-    monkeypatch.setattr(sys, "argv", ["sordino", *arguments])
-    with pytest.raises(SystemExit) as exit_info:
-        main()
-    return int(exit_info.value.code or 0)
-
-
-@pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("SORDINO_DATA", raising=False)
-    return tmp_path
 
 
 def summary_of(monkeypatch: pytest.MonkeyPatch, capsys: Any, *arguments: str) -> dict[str, Any]:

@@ -3,31 +3,16 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from sordino.cli.main import main
+from conftest import sordino
 
 CHEAP = ["--accountant", "rdp", "--epochs", "2"]
 PAID = ["--epsilon", "3", "--delta", "1e-5"]
-
-
-def sordino(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
-    monkeypatch.setattr(sys, "argv", ["sordino", *arguments])
-    with pytest.raises(SystemExit) as exit_info:
-        main()
-    return int(exit_info.value.code or 0)
-
-
-@pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("SORDINO_DATA", raising=False)
-    return tmp_path
 
 
 def test_train_prints_what_matters(here: Path, monkeypatch: Any, capsys: Any) -> None:
