@@ -507,7 +507,7 @@ def test_the_fastest_way_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     def pretended(way: Any, _: Any) -> float:
         return next(order)
 
-    monkeypatch.setattr(engines, "_seconds", pretended)
+    monkeypatch.setattr(engines, "seconds_of", pretended)
     for best, times in (
         ("stacked", (1.0, 1.0)),
         ("stacked", (1.0, 0.95)),  # too close to tell
@@ -540,7 +540,7 @@ def test_a_way_that_disagrees_is_not_used(monkeypatch: pytest.MonkeyPatch) -> No
         return lambda x, *rest: way(x.roll(1, 0), *rest)  # clients mixed up
 
     monkeypatch.setattr(engines, "stacked", wrong)
-    monkeypatch.setattr(engines, "_seconds", lambda way, rows: 1.0)
+    monkeypatch.setattr(engines, "seconds_of", lambda way, rows: 1.0)
     assert choose(model, CROSS_ENTROPY, vector, *rows[1:])[0] == "mapped"
 
 

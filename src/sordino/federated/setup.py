@@ -6,7 +6,6 @@ import hashlib
 import math
 import multiprocessing
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import fields, is_dataclass
@@ -23,7 +22,7 @@ from sordino.data import Examples, Poisson, Sampling, Shuffled, WithoutReplaceme
 from sordino.data.partitions import Natural, Partition, partition_named
 from sordino.federated.algorithms import Algorithm, FedAdam, Scaffold
 from sordino.federated.conditions import Conditions
-from sordino.federated.engines.gradients import Gradients, choose
+from sordino.federated.engines.gradients import Gradients, choose, seconds_of
 from sordino.federated.local import LocalAdam, LocalRule, LocalSgd, OwnLoop
 from sordino.federated.population import LocalPlan, Population, Rows
 from sordino.federated.rounds import made_up_batch, own_update
@@ -275,13 +274,9 @@ def worthwhile_workers(
         or multiprocessing.current_process().daemon
     ):
         return 1
-    x_Pd, times = theta.repeat(len(call[2]), 1), []
     with torch.random.fork_rng(devices=[]), _one_thread():
-        for _ in range(3):
-            start = time.perf_counter()
-            gradients(x_Pd, *call)
-            times.append(time.perf_counter() - start)
-    return most if min(times) * batches > _WORTH_A_POOL else 1
+        seconds = seconds_of(gradients, (theta.repeat(len(call[2]), 1), *call))
+    return most if seconds * batches > _WORTH_A_POOL else 1
 
 
 def draws_randomness(model: nn.Module) -> bool:

@@ -170,7 +170,7 @@ def choose(
             return "looped", plain
         best, least = "", float("inf")
         for name, way in ways.items():
-            seconds = _seconds(way, rows)
+            seconds = seconds_of(way, rows)
             if seconds < least * _ADVANTAGE:
                 best, least = name, seconds
     return best, ways[best]
@@ -181,7 +181,7 @@ def _agree(found: Tensor, expected: Tensor) -> bool:
     return bool((differences <= _TOLERANCE * sizes + 1e-12).all())
 
 
-def _seconds(way: Gradients, rows: tuple[Tensor, Any, Any, Tensor]) -> float:
+def seconds_of(way: Gradients, rows: tuple[Tensor, Any, Any, Tensor]) -> float:
     """The least time of a few calls."""
     times: list[float] = []
     while len(times) < _CALLS and sum(times) < _SECONDS:
