@@ -13,9 +13,16 @@ import torch
 from torch import Tensor, nn
 
 from sordino.cli.main import main
+from sordino.gradients import Engine
 from sordino.steps import Plan
 
 torch.set_num_threads(2)
+
+
+@pytest.fixture(autouse=True)
+def _errors_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row that cannot be computed counts as zero, which would hide our own mistakes as well."""
+    monkeypatch.setattr(Engine, "debug", True)
 
 
 @pytest.fixture

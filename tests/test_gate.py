@@ -196,6 +196,7 @@ def pull(rows: list[tuple[float, float]], clip: Any, noise_multiplier: float = 0
     )
 
 
+@pytest.mark.filterwarnings("ignore::sordino.gradients.SlowGradients")
 def test_gradient_and_q_golden_value_d2() -> None:
     """ALGORITHMS.md D2, as they leave the gate: divided by the expected batch of two."""
     released = pull([(3.0, 4.0), (0.3, 0.4)], Online(1.0))()
@@ -703,7 +704,7 @@ def test_trees_without_a_plan_are_whole(small_model: nn.Module, toy: Any) -> Non
 def test_the_noise_of_a_node_follows_the_largest_threshold_below_it(small_model: nn.Module, toy: Any) -> None:
     gate = make_gate(
         small_model, toy, sampling=FixedOrder(10), noise=Tree(efficient=False, restart_every=None), steps=4,
-        noise_multiplier=3.0, clip=Quantile(0.5, 1.0, speed=2.0),
+        noise_multiplier=3.0, clip=Quantile(0.4, 1.0, speed=2.0),
     )  # fmt: skip
     released = [gate() for _ in range(4)]
     c = [r.threshold for r in released]

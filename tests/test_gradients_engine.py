@@ -552,7 +552,6 @@ def test_a_pass_leaves_nothing_behind(name: str, grouped: bool, monkeypatch: pyt
 
     engine, x, y = made(name, 6, 3)
     engine.prepare(x, y)
-    engine.checked_on_data = True
     monkeypatch.setattr(engine_module, "Capture", Watched)
     engine.sums(x, y, clip, count=2, groups=torch.tensor([0, 0, 1, 2, 2, 2]) if grouped else None)
     assert len(captures) == 2

@@ -22,6 +22,13 @@ from sordino.noise.tree import TreeReleases, noise_of_sums
 from sordino.privacy import tree_plan
 from sordino.privacy.trees import leaves_of, pattern_sensitivity, worst_case_sensitivity
 
+
+@pytest.fixture(autouse=True)
+def _fine_grid(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Released noise is rounded to a grid; here it is compared to more digits than that."""
+    monkeypatch.setattr(tree_module, "grid_for", lambda *_: 2.0**-40)
+
+
 NodeNoise = Callable[[int, int, int], float]  # of (tree, height, last leaf), a standard one
 Thresholds = Callable[[int], float]  # of a step
 
@@ -43,7 +50,7 @@ class Recorder:
         first = (end - 1) >> height << height
         return max(self.thresholds(tree * self.leaves + leaf) for leaf in range(first, end))
 
-    def add_(self, vector: Tensor, std: float, purpose: str, step: int) -> Tensor:
+    def accumulate_(self, vector: Tensor, std: float, purpose: str, step: int) -> None:
         top = int(purpose.removeprefix("noise:tree:"))
         tree, end = step >> 40, step & ((1 << 40) - 1)
         self.draws += 1
@@ -54,7 +61,7 @@ class Recorder:
             math.sqrt(sum(4.0 ** (h - top) * s**2 for h, s in zip(path, stds, strict=True)))
         )
         parts = [2.0 ** (h - top) * s * self.noise(tree, h, end) for h, s in zip(path, stds, strict=True)]
-        return vector.add_(math.copysign(1.0, std) * sum(parts))
+        vector.add_(math.copysign(1.0, std) * sum(parts))
 
 
 def hashed(tree: int, height: int, end: int) -> float:

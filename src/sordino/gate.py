@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 import random
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -27,10 +28,13 @@ from torch import Tensor, nn
 
 from sordino.clipping.policy import Answer, ClippingPolicy
 from sordino.data import Sampling, as_examples, tree_map
-from sordino.gradients import Engine, Loss, Norms, Unsuitable
+from sordino.gradients import MOST_UNITS, Engine, Loss, Norms, Unsuitable, rounding_of_sums
 from sordino.noise import Gaussian, GaussianNoise, Mechanism, Streams
+from sordino.noise.grid import ROUNDING, grid_for
 from sordino.privacy import Ledger
 from sordino.vector import holding
+
+_ROOM = rounding_of_sums(MOST_UNITS) + 2 * ROUNDING  # 0.4 %
 
 
 @dataclass(frozen=True)
@@ -92,7 +96,7 @@ class Door(ABC):
             raise ValueError(f"noise must be a mechanism such as Tree(restart_every=1), not {noise!r}")
         self._releases = (noise or Gaussian()).over(sampling, units, steps)
         self.noise_state = self._releases.start()
-        self._draw = GaussianNoise(self.streams, secure=secure)
+        self._draw = GaussianNoise(self.streams)
         self._releases.split(self.noise_multiplier, self._probe_multipliers)  # or refuse
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -142,20 +146,21 @@ class Door(ABC):
         sums, numbers = self._sums_at(theta, vectors, len(probes) + 1 - vectors, step)
 
         threshold = self.clip.sensitivity(state)
-        gradient, noise_std = sums[0], 0.0
+        gradient, noise_std = sums[0], 0.0  # the sum may be one of doubles, what is released never is
         if self.noise_multiplier:
             multiplier = self._releases.split(self.noise_multiplier, self._probe_multipliers)
             noise_std = self._releases.add_(
                 gradient, self._draw, multiplier, threshold, step, self.noise_state
             )
-        gradient.div_(batch)
+        gradient = gradient.div_(batch).to(torch.float32)
         answers: dict[str, Any] = {}
         further, scalars = iter(sums[1:]), iter(numbers)
         for probe in probes:
             answer = next(further) if probe.vector else next(scalars).reshape(1)
             std = probe.sensitivity * probe.multiplier if self.noise_multiplier else 0.0
-            self._draw.add_(answer, std, f"noise:{probe.name}", step).div_(batch)
-            answers[probe.name] = answer if probe.vector else float(answer)
+            grid = grid_for(probe.sensitivity, answer.numel())
+            answer = self._draw.add_(answer, std, f"noise:{probe.name}", step, grid).div_(batch)
+            answers[probe.name] = answer.to(torch.float32) if probe.vector else float(answer)
         loss = self._unprotected_loss()
         released = Released(step, gradient, noise_std / batch, threshold, MappingProxyType(answers), loss)
         if adapt:
@@ -173,6 +178,11 @@ class Door(ABC):
 
     def _unprotected_loss(self) -> float | None:
         return None
+
+    def _with_room(self, norms: Norms) -> Norms:
+        """Norms so much larger that C bounds what a unit can do to a sum *as computed*: rounding of the unit, of the
+        others beside it, and to the grid of the noise. Without noise nothing is promised, and nothing taken."""
+        return norms.raised(_ROOM) if self.noise_multiplier else norms
 
     @cached_property
     def _probe_multipliers(self) -> tuple[float, ...]:
@@ -216,6 +226,7 @@ class Gate(Door):
         secure: bool = False,
         streams: Streams | None = None,
         microbatch: int | None = None,
+        template: tuple[Any, Any] | None = None,
         show_unprotected: bool = False,
     ) -> None:
         if secure and seed is not None:
@@ -237,7 +248,7 @@ class Gate(Door):
             streams=streams or (Streams.from_entropy() if seed is None else Streams.from_seed(seed)),
         )
         self.unit = "user" if self._members.grouped else "example"
-        self._prepare()
+        self._prepare(template)
 
     @property
     def theta(self) -> Tensor:
@@ -245,16 +256,19 @@ class Gate(Door):
         return self.engine.vector.theta
 
     def _sums_at(self, theta: Tensor | None, vectors: int, numbers: int, step: int) -> tuple[Tensor, Tensor]:
-        totals = torch.zeros(numbers, device=self.theta.device)
+        totals = torch.zeros(numbers, dtype=torch.float64, device=self.theta.device)
         state = self.clip_state
 
         def weigh(norms: Norms) -> Tensor:
+            norms = self._with_room(norms)
             if numbers:
                 totals.add_(self.clip.numbers(norms, state).sum(1))
             return self.clip.weights(norms, state)
 
         rows, ids = self._members.rows(self.sampling.units(step, self.units, self.streams))
-        with holding(self.theta, theta), self._randomness_of(step):
+        with holding(self.theta, theta), self._randomness_of(step), warnings.catch_warnings():
+            if not self.engine.debug:
+                warnings.simplefilter("ignore")  # what a model warns of may be a private row
             inputs, targets = self._on_device(self._data.take(rows))
             sums, _ = self.engine.sums(inputs, targets, weigh, count=vectors, groups=ids)
         return sums, totals
@@ -272,22 +286,24 @@ class Gate(Door):
         device = self.theta.device
         return batch if device.type == "cpu" else tree_map(lambda x: x.to(device, non_blocking=True), batch)
 
-    def _prepare(self) -> None:
-        """Check the model on made-up rows, so that an unsuitable one is refused before a private row is seen."""
-        try:
-            self.engine.prepare(*self._on_device(self._data.template(5)))
-        except Unsuitable:
-            raise
-        except Exception as problem:
-            # The model may be one that cannot run on made-up values (lengths, special tokens). A few real rows
-            # tell; nothing of them leaves but whether the model runs. With fewer it looks at its first batch.
-            if len(self._data) >= 5:
-                try:
-                    self.engine.prepare(*self._on_device(self._data.take(torch.arange(5))))
-                except Unsuitable:
-                    raise
-                except Exception:
-                    raise problem from None
+    def _prepare(self, template: tuple[Any, Any] | None) -> None:
+        """Check the model on made-up rows, so that an unsuitable one is refused before a private row is seen.
+
+        No private row is looked at for that, since whether a model runs on it, and how, would be visible.
+        """
+        rows = [self._data.template(5), self._data.template(5, ones=True)] if template is None else [template]
+        problems = []
+        for inputs, targets in rows:
+            try:
+                return self.engine.prepare(*self._on_device((inputs, targets)))
+            except (Unsuitable, Warning):
+                raise
+            except Exception as problem:
+                problems.append(problem)
+        raise Unsuitable(
+            f"the model fails on made-up rows ({type(problems[0]).__name__}: {problems[0]}): mend it, or if it cannot "
+            "run on made-up values give five rows that are public, as template=(inputs, targets)"
+        ) from problems[0]
 
 
 class _Units:

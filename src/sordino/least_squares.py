@@ -23,6 +23,7 @@ from sklearn.base import BaseEstimator, RegressorMixin
 from sklearn.utils.validation import check_consistent_length, check_is_fitted, column_or_1d, validate_data
 
 from sordino.noise.gaussian import GaussianNoise
+from sordino.noise.grid import ROUNDING, grid_for
 from sordino.noise.mechanism import State
 from sordino.noise.randomness import Streams
 from sordino.noise.tree import Tree, TreeReleases
@@ -128,8 +129,7 @@ class LeastSquares(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             spent = Ledger.from_state(spent.to_state())  # a copy goes on from what was spent when it was made
         self.ledger_: Ledger = self.ledger if self.ledger is not None else spent or Ledger()
         streams = Streams.from_entropy() if self.seed is None else Streams.from_seed(self.seed)
-        # Sums of doubles need noise of double precision: the bits below coarser noise would be the data's own.
-        draw = GaussianNoise(streams, secure=True)
+        draw = GaussianNoise(streams)
         trees = TreeReleases(Tree(self.efficient, 1, False), settings.horizon, settings.horizon, None)
         # No seed can make two fits one charge: their rows may differ.
         self._noise: _Noise | None = _Noise(draw, trees, trees.start(), os.urandom(8).hex())
@@ -161,7 +161,7 @@ class LeastSquares(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             for step in range(before, after):
                 vector = torch.from_numpy(sums)
                 noise.trees.add_(vector, noise.draw, settings.noise_multiplier, 1.0, step, noise.state)
-        sums += settings.sums(rows, targets)
+        sums += settings.on_grid(settings.sums(rows, targets))
         self._sums, self.n_rows_ = sums, after
         return self
 
@@ -339,11 +339,19 @@ class _Settings:
         """
         finite = np.isfinite(rows).all(1) & np.isfinite(targets)
         rows, targets = np.where(finite[:, None], rows, 0.0), np.where(finite, targets, 0.0)
-        rows = _clipped(rows, self.bound)
+        # Without noise nothing is promised, and no room needed for the rounding to the grid.
+        rows = _clipped(rows, self.bound / (1 + 2 * ROUNDING) if self.noise_multiplier else self.bound)
         if self.constant is not None:
             rows = np.column_stack([rows, np.where(finite, self.constant, 0.0)])
         rows = rows / self.norm
         return np.concatenate([np.clip(targets, -1, 1) @ rows, (rows.T @ rows)[_upper(self.width)]])
+
+    def on_grid(self, sums: _Vector) -> _Vector:
+        """Sums where noise can be added exactly: see noise/grid.py."""
+        if not self.noise_multiplier:
+            return sums
+        grid = grid_for(1.0, len(sums))
+        return grid * np.rint(sums / grid)
 
     def unpacked(self, sums: _Vector) -> tuple[_Vector, _Vector]:
         """Bias s and covariance W, in the units of the rows."""

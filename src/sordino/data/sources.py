@@ -49,11 +49,11 @@ class Examples(ABC):
         """Inputs and targets with 0 rows: the shapes and dtypes, and nothing else."""
 
     @final
-    def template(self, k: int) -> tuple[Tree, Tree]:
+    def template(self, k: int, ones: bool = False) -> tuple[Tree, Tree]:
         """k made-up rows with the shapes and dtypes of the real ones and none of their values.
 
-        Floats are uniform in [0, 1), integers and booleans are 0 or 1; so a model can be checked before any
-        private row is touched.
+        Floats are uniform in [0, 1), integers and booleans are 0 or 1, or all 1 (where 0 is no length, or no token); so
+        a model can be checked before any private row is touched.
         """
         generator = torch.Generator().manual_seed(_TEMPLATE_SEED)
 
@@ -61,7 +61,7 @@ class Examples(ABC):
             shape = (k, *leaf.shape[1:])
             if leaf.dtype.is_floating_point:
                 return torch.rand(shape, generator=generator).to(leaf.dtype).to(leaf.device)
-            return torch.randint(0, 2, shape, generator=generator).to(leaf.dtype).to(leaf.device)
+            return torch.randint(int(ones), 2, shape, generator=generator).to(leaf.dtype).to(leaf.device)
 
         inputs, targets = self._no_rows()
         return tree_map(made_up, inputs), tree_map(made_up, targets)

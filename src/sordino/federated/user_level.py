@@ -13,7 +13,7 @@ from sordino.clipping.policy import ClippingPolicy
 from sordino.data import Sampling
 from sordino.federated.rounds import Finished
 from sordino.gate import Door
-from sordino.gradients import Norms
+from sordino.gradients import MOST_UNITS, Norms, row_squares
 from sordino.noise import Mechanism, Streams
 from sordino.privacy import Ledger
 
@@ -60,18 +60,21 @@ class UserGate(Door):
         self._work, self._names, self._size = work, tuple(names), size
 
     def _sums_at(self, theta: Tensor | None, vectors: int, numbers: int, step: int) -> tuple[Tensor, Tensor]:
-        sums, totals = torch.zeros(vectors, len(self._names) * self._size), torch.zeros(numbers)
+        sums = torch.zeros(vectors, len(self._names) * self._size, dtype=torch.float64)
+        totals = torch.zeros(numbers, dtype=torch.float64)
         for part in self._work(self.sampling.units(step, self.units, self.streams)):
             if not part.fine:
                 continue
             sent_UD = torch.cat([part.sent[name][part.fine] for name in self._names], dim=1)
             squares_PU = torch.stack(
-                [block.square().sum(1) for block in sent_UD.split(self._size, dim=1)]  # type: ignore[no-untyped-call]
+                [row_squares(block) for block in sent_UD.split(self._size, dim=1)]  # type: ignore[no-untyped-call]
             )
-            norms = Norms(self._names, squares_PU, squares_PU.sum(0).sqrt())
+            norms = self._with_room(Norms(self._names, squares_PU, squares_PU.sum(0).sqrt()))
             if numbers:
                 totals += self.clip.numbers(norms, self.clip_state).sum(1)
-            sums += self.clip.weights(norms, self.clip_state) @ sent_UD
+            weights = self.clip.weights(norms, self.clip_state).to(sent_UD.dtype)
+            for some in range(0, len(sent_UD), MOST_UNITS):
+                sums += weights[:, some : some + MOST_UNITS] @ sent_UD[some : some + MOST_UNITS]
         return sums, totals
 
     def parts(self, released: Tensor) -> dict[str, Tensor]:

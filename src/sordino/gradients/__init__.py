@@ -1,5 +1,6 @@
 """Clipped sums of per-example gradients without per-example gradients."""
 
+from sordino.gradients.bounds import MOST_UNITS, rounding_of_sums, row_squares
 from sordino.gradients.calls import Loss, call_model
 from sordino.gradients.engine import Engine, Norms, Weigh
 from sordino.gradients.examine import evaluating
@@ -7,6 +8,7 @@ from sordino.gradients.fallback import SlowGradients, loop_gradients
 from sordino.gradients.refuse import Unsuitable, refuse, replace_batchnorm
 
 __all__ = [
+    "MOST_UNITS",
     "Engine",
     "Loss",
     "Norms",
@@ -18,4 +20,6 @@ __all__ = [
     "loop_gradients",
     "refuse",
     "replace_batchnorm",
+    "rounding_of_sums",
+    "row_squares",
 ]

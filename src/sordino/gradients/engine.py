@@ -7,9 +7,9 @@ beside this one; how the passes are watched is in ``capture``.
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,12 +18,13 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from sordino.gradients import attention, broadcast, convolution, embedding, linear, normalisation, recurrent
+from sordino.gradients.bounds import MOST_UNITS
 from sordino.gradients.calls import Loss, call_model, check_loss
 from sordino.gradients.capture import CannotCapture, Capture, Plan, learn
 from sordino.gradients.examine import Watchman, evaluating, refuse_mixing, shaken, variants
 from sordino.gradients.factors import Dense, Factor, Groups, join, squared_norms
-from sordino.gradients.fallback import SlowGradients, loop_gradients, per_example_gradients
-from sordino.gradients.refuse import refuse
+from sordino.gradients.fallback import SlowGradients, can_be_mapped, loop_gradients, mapped_gradients
+from sordino.gradients.refuse import Unsuitable, refuse
 from sordino.vector import ParameterVector
 
 RULE_FILES = (attention, broadcast, convolution, embedding, linear, normalisation, recurrent)  # they register
@@ -33,6 +34,9 @@ RULE_FILES = (attention, broadcast, convolution, embedding, linear, normalisatio
 # benchmarks/private_step.py, and neither is visible to the maths.
 _UNFOLDED_BYTES = 20 << 20
 _CAPTURED_BYTES = 96 << 20
+
+# Squares of norms beyond are not numbers of single precision, and weights for such norms would not be exact.
+_LARGEST_SQUARE = float(torch.finfo(torch.float32).max)
 
 _PROBE_SIZES = (3, 5)  # two sizes tell which dimension counts examples
 _ROWS = 5  # to look at a model with
@@ -46,6 +50,10 @@ class Norms:
     squares_PU: Tensor
     total_U: Tensor  # norms over all parameters
 
+    def raised(self, by: float) -> Norms:
+        """Norms larger by this fraction, to leave room for what rounding adds to the sums."""
+        return Norms(self.names, self.squares_PU * (1 + by) ** 2, self.total_U * (1 + by))
+
 
 Weigh = Callable[[Norms], Tensor]  # -> weights [K, U], or [K, P, U] to weigh parameters apart
 
@@ -57,6 +65,8 @@ class Engine:
     comparison with single examples, before any private row is seen.
     """
 
+    debug = False  # raise what goes wrong with a batch, where values may be quoted: for tests
+
     def __init__(self, model: nn.Module, loss: Loss, *, microbatch: int | None = None) -> None:
         refuse(model)
         if microbatch is not None and microbatch < 1:
@@ -64,7 +74,7 @@ class Engine:
         self.model = model
         self.loss = loss
         self.vector = ParameterVector(model)
-        self.microbatch = microbatch
+        self.microbatch = None if microbatch is None else min(microbatch, MOST_UNITS)
         self._sizes = [slot.stop - slot.start for slot in self.vector.slots]
         self._names = tuple(slot.name for slot in self.vector.slots)
         self._parameters = [slot.parameter for slot in self.vector.slots]
@@ -73,13 +83,19 @@ class Engine:
         self.draws_randomness = True  # does a training pass use torch's generator? prepare() finds out
         self._batchnorms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
         self.everything_unruled = False  # all gradients from torch.func
-        self.checked_on_data = False
+        self._mappable: bool | None = (
+            None  # by vmap, or else one example after the other: prepare() finds out
+        )
+        self._stand_in: Any = None  # a row on which the model runs
         self._plan: Plan | None = None
 
     # Learning the model --------------------------------------------------------------------------------
 
     def prepare(self, inputs: Any, targets: Any) -> None:
-        """Learn how the model treats batches from five rows, made up if possible, and check it."""
+        """Learn how the model treats batches from five rows that are made up, or otherwise public, and check it.
+
+        All that is chosen is chosen here: no private row decides how another is computed.
+        """
         if _count(targets) < _ROWS:
             raise ValueError(f"prepare needs {_ROWS} rows to learn how the model treats batches")
         rows = _rows(inputs, targets, 0, _ROWS)
@@ -107,9 +123,15 @@ class Engine:
                     stacklevel=3,
                 )
         self.draws_randomness = self._finds_randomness(*rows)
+        self._stand_in = _rows(*rows, 0, 1)
+        # A second pass would draw other dropout masks: then there may be only one, for everything.
+        self.everything_unruled |= bool(self._plan.unruled) and self.draws_randomness
+        if self.everything_unruled:
+            with torch.random.fork_rng(devices=[]):
+                self._fallback_factors(*rows, range(len(self._parameters)))
         if self.microbatch is None:
             with evaluating(self.model):
-                self.microbatch = self._choose_microbatch(*rows)
+                self.microbatch = min(MOST_UNITS, self._choose_microbatch(*rows))
 
     def _plan_holds(self, plan: Plan, inputs: Any, targets: Any) -> bool:
         """Do norms and sums by this plan agree with single examples, for several arrangements of the rows?"""
@@ -157,15 +179,6 @@ class Engine:
         if self.microbatch is not None:
             self.microbatch = min(self.microbatch, self._dense_microbatch())
 
-    def _check_on_data(self, inputs: Any, targets: Any) -> None:
-        """Once, on a few rows of a real batch: made-up rows may not show everything (a sort, a branch)."""
-        assert self._plan is not None
-        self.checked_on_data = True
-        rows = _rows(inputs, targets, 0, _ROWS)
-        with evaluating(self.model), torch.random.fork_rng(devices=[]):
-            if not self._agrees(self._plan, *rows):
-                self._give_up_rules("the model treats these batches otherwise than those it was checked on")
-
     def _finds_randomness(self, inputs: Any, targets: Any) -> bool:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
             before = torch.get_rng_state()
@@ -196,7 +209,8 @@ class Engine:
         """``count`` weighted sums of gradients [count, d], and the norms of the units that were weighed.
 
         Units are examples, or the distinct ids in ``groups`` (one per row), whose gradients are summed before
-        anything else. A unit with a non-finite gradient counts as zero: norm 0, no part in any sum.
+        anything else. A unit with a non-finite gradient counts as zero: norm 0, no part in any sum. So does a row that
+        the model or the loss cannot compute (a label out of range): an error would tell of it.
         """
         self.vector.check()
         if any(norm.training for norm in self._batchnorms):  # model.train() after a model that came in eval()
@@ -204,48 +218,55 @@ class Engine:
         rows = _count(targets)
         self.last_loss = 0.0
         if rows == 0:
-            total = torch.zeros(count, len(self.vector), device=self.vector.theta.device)
-            return total, total.new_zeros(0)
+            nothing = torch.zeros(count, len(self.vector), device=self.vector.theta.device)
+            return nothing, nothing.new_zeros(0)
         watchman = Watchman(self.model)
         if self._plan is None and rows >= _ROWS:
             self.prepare(inputs, targets)
-        if self._plan is not None and not (self.checked_on_data or self.everything_unruled) and rows > 1:
-            self._check_on_data(inputs, targets)
-        total = torch.empty(count, len(self.vector), device=self.vector.theta.device)
+        block = torch.empty(count, len(self.vector), device=self.vector.theta.device)
+        total: Tensor | None = (
+            None  # of blocks of so many units that rounding is bounded, in double precision
+        )
+        units = 0
         all_norms: list[Tensor] = []
         for part in _microbatches(rows, self.microbatch or 1, groups):
             ids = None if groups is None else groups[part]
             piece = _take(inputs, part), _take(targets, part)
-            all_norms.append(self._add_sums(*piece, weigh, ids, total, fresh=not all_norms))
-            if self.keep_loss:
-                with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            more = _count(piece[1]) if ids is None else len(ids.unique())
+            if units and units + more > MOST_UNITS:
+                total = block.double() if total is None else total.add_(block)
+                units = 0
+            all_norms.append(self._add_sums(*piece, weigh, ids, block, fresh=not units))
+            units += more
+            if self.keep_loss:  # but where a row cannot be computed
+                with suppress(Exception), torch.no_grad(), torch.random.fork_rng(devices=[]):
                     self.last_loss += float(self.loss(call_model(self.model, piece[0]), piece[1]).sum())
         watchman.check()
+        total = block if total is None else total.add_(block)
         return total, all_norms[0] if len(all_norms) == 1 else torch.cat(all_norms)
 
     def _add_sums(
         self, inputs: Any, targets: Any, weigh: Weigh, ids: Tensor | None, total: Tensor, *, fresh: bool
     ) -> Tensor:
         """Add one micro-batch's weighted sums to ``total`` (or write them, if ``fresh``); return its norms."""
-        factors, batch = self._factors(inputs, targets)
-        units = batch
+        factors, units = self._computable_factors(inputs, targets), _count(targets)
         if ids is not None:
             unique, index = torch.unique(ids, return_inverse=True)
             units, grouping = len(unique), Groups(index, len(unique))
             factors = [[f.regroup(grouping) for f in fs] for fs in factors]
         with torch.no_grad():
             device = total.device
-            squares = [squared_norms(fs) if fs else torch.zeros(units, device=device) for fs in factors]
-            squares_PU = torch.stack(squares)
+            zero = torch.zeros(units, dtype=torch.float64, device=device)
+            squares_PU = torch.stack([squared_norms(fs) if fs else zero for fs in factors])
             square_U = squares_PU.sum(0)
-            if not math.isfinite(float(square_U.sum())):
-                keep = square_U.isfinite()
+            if not float(square_U.max()) <= _LARGEST_SQUARE:
+                keep = square_U <= _LARGEST_SQUARE
                 for factor in (f for fs in factors for f in fs):
                     factor.mask(keep)
                 squares_PU = torch.where(keep, squares_PU, 0.0)
                 square_U = torch.where(keep, square_U, 0.0)
             norms = Norms(self._names, squares_PU, square_U.clamp_min_(0.0).sqrt_())
-            weights = weigh(norms)
+            weights = weigh(norms).to(total.dtype)
             for k in range(len(total)):
                 for i, out in enumerate(total[k].split(self._sizes)):
                     row = weights[k, i] if weights.dim() == 3 else weights[k]
@@ -255,26 +276,54 @@ class Engine:
                         factor.add_weighted_sum(row, out, fresh and n == 0)
         return norms.total_U
 
-    def _factors(self, inputs: Any, targets: Any) -> tuple[list[list[Factor]], int]:
+    def _computable_factors(self, inputs: Any, targets: Any) -> list[list[Factor]]:
+        """``_factors``, with those of rows that cannot be computed as zeros.
+
+        The others are computed as they would have been: beside a made-up row in the place of each such row, with the
+        same random numbers. What went wrong is not told, since messages quote values.
+        """
+        if self.debug:
+            return self._factors(inputs, targets)
+        before = torch.get_rng_state() if self.draws_randomness else None
+        with _suppressed_but(Unsuitable):
+            return self._factors(inputs, targets)
+        fine = self._rows_that_run(inputs, targets)
+        if before is not None:
+            torch.set_rng_state(before)
+        if self._stand_in is not None and not bool(fine.all()):
+            with _suppressed_but(Unsuitable):
+                factors = self._factors(*_replaced(inputs, targets, ~fine, self._stand_in))
+                for factor in (f for fs in factors for f in fs):
+                    factor.mask(fine)
+                return factors
+            if before is not None:
+                torch.set_rng_state(before)
+        singles = loop_gradients(self.model, self.loss, self._parameters, inputs, targets, lenient=True)
+        return [[Dense(rows)] for rows in singles]
+
+    def _rows_that_run(self, inputs: Any, targets: Any) -> Tensor:
+        fine = torch.zeros(_count(targets), dtype=torch.bool, device=self.vector.theta.device)
+        for i in range(len(fine)):
+            with suppress(Exception), torch.no_grad():
+                row, target = _rows(inputs, targets, i, i + 1)
+                self.loss(call_model(self.model, row), target)
+                fine[i] = True
+        return fine
+
+    def _factors(self, inputs: Any, targets: Any) -> list[list[Factor]]:
         """For each parameter, what its per-example gradients are made of, joined over its uses."""
-        batch = _count(targets)
-        if self._plan is None:  # too few rows to learn from, and none could be made up
+        if self._plan is None:  # too few rows to learn from
             singles = loop_gradients(self.model, self.loss, self._parameters, inputs, targets)
-            return [[Dense(rows)] for rows in singles], batch
+            return [[Dense(rows)] for rows in singles]
         if not self.everything_unruled:
-            capture = Capture(self._parameters, batch, self._plan)
-            before = torch.get_rng_state() if self._plan.unruled else None
+            capture = Capture(self._parameters, _count(targets), self._plan)
             try:
                 self._watch(capture, inputs, targets, backward=True)
-            except CannotCapture as problem:
-                warnings.warn(f"{problem}; using torch.func for this batch", SlowGradients, stacklevel=2)
-                return self._fallback_factors(inputs, targets, range(len(self._parameters))), batch
-            # A second pass would draw other dropout masks: then there may be only one, for everything.
-            if before is None or torch.equal(before, torch.get_rng_state()):
-                return self._joined(capture, inputs, targets), batch
-            torch.set_rng_state(before)
-            self.everything_unruled = True
-        return self._fallback_factors(inputs, targets, range(len(self._parameters))), batch
+                return self._joined(capture, inputs, targets)
+            except CannotCapture:  # silently, since it may be a private row that does it
+                singles = loop_gradients(self.model, self.loss, self._parameters, inputs, targets)
+                return [[Dense(rows)] for rows in singles]
+        return self._fallback_factors(inputs, targets, range(len(self._parameters)))
 
     def _watch(self, capture: Capture, inputs: Any, targets: Any, backward: bool = False) -> None:
         with torch.enable_grad():
@@ -320,7 +369,31 @@ class Engine:
         named = [(self.vector.slots[i].name, self._parameters[i]) for i in indices]
         if not named:
             return []
-        return [[Dense(g)] for g in per_example_gradients(self.model, self.loss, named, inputs, targets)]
+        if self._mappable is None:  # in prepare(), which tries all that will be used
+            self._mappable = can_be_mapped(self.model, self.loss, named, inputs, targets)
+        if self._mappable:
+            return [[Dense(g)] for g in mapped_gradients(self.model, self.loss, named, inputs, targets)]
+        parameters = [p for _, p in named]
+        return [[Dense(g)] for g in loop_gradients(self.model, self.loss, parameters, inputs, targets)]
+
+
+@contextmanager
+def _suppressed_but(kind: type[Exception]) -> Iterator[None]:
+    try:
+        yield
+    except kind:
+        raise
+    except Exception:
+        pass
+
+
+def _replaced(inputs: Any, targets: Any, bad: Tensor, stand_in: Any) -> Any:
+    """The batch with another row in the place of those that are ``bad``."""
+
+    def put(x: Tensor, row: Tensor) -> Tensor:
+        return torch.where(bad.to(x.device).view(-1, *[1] * (x.dim() - 1)), row.to(x.device, x.dtype), x)
+
+    return tree_map(put, (inputs, targets), stand_in)
 
 
 def _tensors(factor: Factor) -> list[Tensor]:

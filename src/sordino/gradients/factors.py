@@ -2,6 +2,8 @@
 
 ``B`` examples (or groups), ``T`` positions, ``d`` inputs, ``p`` outputs. A factor can say its squared norms,
 its weighted sums (added to the flat ``out``, or written to it if ``fresh``), and itself as a dense B x size matrix.
+Norms are bounds on what is added (``bounds``): they are of the very numbers that are summed, or where those are never
+made, raised so far that the order of additions does not matter.
 """
 
 from __future__ import annotations
@@ -11,9 +13,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-# Below this fraction of the largest value it could have had, a Gram-matrix norm has lost too many digits to
-# cancellation to bound anybody's sensitivity; those examples are computed again from dense gradients.
-_CANCELLATION = 1e-4
+from sordino.gradients.bounds import CANCELLING, row_norms, row_squares
+
+# Below this fraction of the largest value it could have had, a squared norm from inner products has lost too many
+# digits to cancellation, or vanished, and the same would happen in the sum: those examples are taken out, and their
+# gradients made, in double precision.
+_CANCELLATION = CANCELLING**-2
+_DENSE_NUMBERS = 1 << 26  # in the gradients of a batch, for that; beyond, their norms are raised instead
 
 
 @dataclass
@@ -26,7 +32,7 @@ class Dense:
     def squared_norms(self) -> Tensor:
         if self.product is not None:
             return self.product.grad_norms().square()
-        return _row_squares(self.values_BN)
+        return row_squares(self.values_BN)
 
     def add_weighted_sum(self, weights_B: Tensor, out: Tensor, fresh: bool = False) -> None:
         out.addmv_(self.values_BN.t(), weights_B, beta=0.0 if fresh else 1.0)
@@ -52,11 +58,11 @@ class Product:
 
     def grad_norms(self) -> Tensor:
         if self._norms_B is None:
-            self._norms_B = _row_norms(self.grads_Bp)
+            self._norms_B = row_norms(self.grads_Bp)
         return self._norms_B
 
     def squared_norms(self) -> Tensor:
-        return (_row_norms(self.inputs_Bd) * self.grad_norms()).square_()
+        return (row_norms(self.inputs_Bd) * self.grad_norms()).square_()
 
     def add_weighted_sum(self, weights_B: Tensor, out: Tensor, fresh: bool = False) -> None:
         g, a = self.grads_Bp, self.inputs_Bd
@@ -83,25 +89,42 @@ class Outer:
     inputs_BTd: Tensor
     grads_BTp: Tensor
     _dense: Tensor | None = None
+    _few: tuple[Tensor, Tensor] | None = (
+        None  # examples whose positions cancel, and the gradients to sum instead
+    )
 
     def squared_norms(self) -> Tensor:
-        a, g = self.inputs_BTd, self.grads_BTp
-        positions, d, p = a.shape[1], a.shape[2], g.shape[2]
-        return self._gram_squared_norms() if gram_is_cheaper(positions, d, p) else _row_squares(self.dense())
+        if self._by_gram:
+            return _settled(self, None, self._gram_squared_norms(), self.parts())
+        return row_squares(self.dense())
+
+    @property
+    def _by_gram(self) -> bool:
+        return gram_is_cheaper(self.inputs_BTd.shape[1], self.inputs_BTd.shape[2], self.grads_BTp.shape[2])
 
     def _gram_squared_norms(self) -> Tensor:
         a, g = self.inputs_BTd, self.grads_BTp
-        squares = (torch.bmm(a, a.mT) * torch.bmm(g, g.mT)).sum((1, 2))
-        largest = (a.norm(dim=2) * g.norm(dim=2)).sum(1).square()
-        doubtful = squares < _CANCELLATION * largest
-        if doubtful.any():
-            # The sum will come from another order of additions: allow for its rounding.
-            exact = _row_norms(_outer(a[doubtful], g[doubtful]))
-            squares[doubtful] = (exact + 5e-7 * largest[doubtful].sqrt()).square_()
-        return squares
+        return (torch.bmm(a, a.mT) * torch.bmm(g, g.mT)).sum((1, 2))
+
+    def unsettled_squared_norms(self) -> tuple[Tensor, Tensor]:
+        """Squared norms that may have cancelled, and the norms of what is added up for each example, added up."""
+        if self._by_gram:
+            return self._gram_squared_norms(), self.parts()
+        squares = row_squares(self.dense())
+        return squares, squares.sqrt()
+
+    def parts(self) -> Tensor:
+        """The norms of what positions add, added up."""
+        a, g = self.inputs_BTd, self.grads_BTp
+        norms = row_norms(a.reshape(-1, a.shape[2])) * row_norms(g.reshape(-1, g.shape[2]))
+        return norms.view(a.shape[:2]).sum(1)
 
     def add_weighted_sum(self, weights_B: Tensor, out: Tensor, fresh: bool = False) -> None:
         beta = 0.0 if fresh else 1.0
+        if self._few is not None:
+            examples, values = self._few
+            out.view(-1).addmv_(values.t(), weights_B[examples], beta=beta)
+            weights_B, beta = weights_B.index_fill(0, examples, 0.0), 1.0
         if self._dense is not None:
             out.addmv_(self._dense.t(), weights_B, beta=beta)
             return
@@ -119,6 +142,8 @@ class Outer:
         self.grads_BTp = _keep(self.grads_BTp, keep_B)
         if self._dense is not None:
             self._dense = _keep(self._dense, keep_B)
+        if self._few is not None:
+            self._few = self._few[0], _keep(self._few[1], keep_B[self._few[0]])
 
     def regroup(self, groups: Groups) -> Outer:
         # A group is one example with all its members' positions; padding rows are zero and add nothing.
@@ -132,37 +157,53 @@ class Rows:
     tokens_BT: Tensor
     grads_BTd: Tensor
     rows: int
+    _left_out: Tensor | None = None  # examples that are summed elsewhere
+    _summed: tuple[Tensor, Tensor, Tensor] | None = None
+
+    def summed(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Gradients [K, d] of the different tokens of each example, the token [K] and the example [K] of each.
+
+        A token that an example has twice is added up here, before norms are taken and before anything is weighed: what
+        cancels is gone by then.
+        """
+        if self._summed is None:
+            batch, positions, width = self.grads_BTd.shape
+            device = self.tokens_BT.device
+            owners = torch.arange(batch, device=device)
+            if positions == 1:
+                self._summed = (self.grads_BTd[:, 0], self.tokens_BT[:, 0], owners)
+            else:
+                key = (self.tokens_BT + self.rows * owners[:, None]).flatten()
+                unique, where = torch.unique(key, return_inverse=True)
+                total = self.grads_BTd.new_zeros(len(unique), width)
+                total.index_add_(0, where, self.grads_BTd.flatten(0, 1))
+                owner = torch.div(unique, self.rows, rounding_mode="floor")
+                self._summed = (total, unique - owner * self.rows, owner)
+        return self._summed
 
     def squared_norms(self) -> Tensor:
-        batch, positions, width = self.grads_BTd.shape
-        if positions == 1:
-            return _row_squares(self.grads_BTd[:, 0])
-        key = (
-            self.tokens_BT + self.rows * torch.arange(batch, device=self.tokens_BT.device)[:, None]
-        ).flatten()
-        unique, where = torch.unique(key, return_inverse=True)
-        summed = self.grads_BTd.new_zeros(len(unique), width).index_add_(
-            0, where, self.grads_BTd.flatten(0, 1)
-        )
-        owner = torch.div(unique, self.rows, rounding_mode="floor")
-        return self.grads_BTd.new_zeros(batch).index_add_(0, owner, _row_squares(summed))
+        total_Kd, _, owner_K = self.summed()
+        squares = torch.zeros(len(self.grads_BTd), dtype=torch.float64, device=total_Kd.device)
+        return squares.index_add_(0, owner_K, row_squares(total_Kd))
 
     def add_weighted_sum(self, weights_B: Tensor, out: Tensor, fresh: bool = False) -> None:
         if fresh:
             out.zero_()
-        scaled = self.grads_BTd * weights_B[:, None, None]
-        out.view(self.rows, -1).index_add_(0, self.tokens_BT.flatten(), scaled.flatten(0, 1))
+        if self._left_out is not None:
+            weights_B = weights_B.index_fill(0, self._left_out, 0.0)
+        total_Kd, token_K, owner_K = self.summed()
+        out.view(self.rows, -1).index_add_(0, token_K, total_Kd * weights_B[owner_K][:, None])
 
     def dense(self) -> Tensor:
+        total_Kd, token_K, owner_K = self.summed()
         batch, _, width = self.grads_BTd.shape
-        key = (
-            self.tokens_BT + self.rows * torch.arange(batch, device=self.tokens_BT.device)[:, None]
-        ).flatten()
-        full = self.grads_BTd.new_zeros(batch * self.rows, width)
-        return full.index_add_(0, key, self.grads_BTd.flatten(0, 1)).view(batch, -1)
+        full = total_Kd.new_zeros(batch * self.rows, width)
+        full[owner_K * self.rows + token_K] = total_Kd
+        return full.view(batch, -1)
 
     def mask(self, keep_B: Tensor) -> None:
         self.grads_BTd = _keep(self.grads_BTd, keep_B)
+        self._summed = None
 
     def regroup(self, groups: Groups) -> Rows:
         return Rows(groups.stack(self.tokens_BT[..., None])[..., 0], groups.stack(self.grads_BTd), self.rows)
@@ -253,27 +294,35 @@ def squared_norms(joined: list[Factor]) -> Tensor:
     products = torch.bmm(rows.grads_BTd, outer.inputs_BTd.mT)  # <g_emb_t, a_s>
     index = rows.tokens_BT[:, None, :].expand(-1, outer.grads_BTp.shape[1], -1)
     at_tokens = torch.gather(outer.grads_BTp, 2, index)  # g_head_s[token_t]
-    squares = outer.squared_norms() + rows.squared_norms()
-    total = squares + 2 * (products * at_tokens.mT).sum((1, 2))
-    doubtful = total < _CANCELLATION * squares
-    if doubtful.any():
-        some = Outer(outer.inputs_BTd[doubtful], outer.grads_BTp[doubtful]).dense()
-        other = Rows(rows.tokens_BT[doubtful], rows.grads_BTd[doubtful], rows.rows).dense()
-        total[doubtful] = _row_squares(some + other)
-    return total
+    cross = (products * at_tokens.mT).sum((1, 2)).double()
+    (of_outer, parts), of_rows = outer.unsettled_squared_norms(), rows.squared_norms()
+    return _settled(outer, rows, of_outer + of_rows + 2 * cross, parts + of_rows.sqrt())
+
+
+def _settled(outer: Outer, rows: Rows | None, squares: Tensor, parts: Tensor) -> Tensor:
+    """Squared norms from inner products, as bounds. Where they cannot tell, gradients are made and taken out."""
+    largest, squares = parts.square(), squares.double()
+    doubtful = (squares < _CANCELLATION * largest).nonzero().flatten()
+    if not len(doubtful):
+        return squares
+    size = outer.inputs_BTd.shape[2] * outer.grads_BTp.shape[2]
+    if len(squares) * size > _DENSE_NUMBERS:  # all of them or none: nobody's part depends on others
+        return torch.maximum(squares, _CANCELLATION * largest)
+    made = []
+    for some in doubtful.split(max(1, _DENSE_NUMBERS // (32 * size))):
+        gradients = _outer(outer.inputs_BTd[some].double(), outer.grads_BTp[some].double())
+        if rows is not None:
+            gradients += Rows(rows.tokens_BT[some], rows.grads_BTd[some].double(), rows.rows).dense()
+        squares[some] = gradients.square().sum(1)
+        made.append(gradients.to(outer.grads_BTp.dtype))
+    outer._few = doubtful, torch.cat(made)
+    if rows is not None:
+        rows._left_out = doubtful
+    return squares
 
 
 def _outer(a_BTd: Tensor, g_BTp: Tensor) -> Tensor:
     return torch.bmm(g_BTp.mT, a_BTd).flatten(1)
-
-
-def _row_norms(x_BN: Tensor) -> Tensor:
-    norms: Tensor = torch.linalg.vector_norm(x_BN, dim=1)
-    return norms
-
-
-def _row_squares(x_BN: Tensor) -> Tensor:
-    return _row_norms(x_BN).square_()
 
 
 def _keep(x: Tensor, keep_B: Tensor) -> Tensor:

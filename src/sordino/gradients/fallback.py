@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -17,10 +18,10 @@ class SlowGradients(UserWarning):
     """Part of the model has no fast rule; its gradients are right but slow."""
 
 
-def per_example_gradients(
+def mapped_gradients(
     model: nn.Module, loss: Loss, named: Sequence[tuple[str, nn.Parameter]], inputs: Any, targets: Any
 ) -> list[Tensor]:
-    """The gradient of each example's loss by each of the ``named`` parameters, [B, size] each."""
+    """The gradient of each example's loss by each of the ``named`` parameters, [B, size] each, by ``vmap``."""
     values = {name: parameter.detach() for name, parameter in named}
 
     def one(values: dict[str, Tensor], inputs: Any, target: Any) -> Tensor:
@@ -28,37 +29,63 @@ def per_example_gradients(
         output = torch.func.functional_call(model, values, *_as_call(batch_of_one[0]))
         return loss(output, batch_of_one[1]).sum()
 
+    mapped = torch.func.vmap(torch.func.grad(one), in_dims=(None, 0, 0), randomness="different")
+    gradients = mapped(values, inputs, targets)
+    return [gradients[name].reshape(-1, p.numel()) for name, p in named]
+
+
+def can_be_mapped(
+    model: nn.Module, loss: Loss, named: Sequence[tuple[str, nn.Parameter]], inputs: Any, targets: Any
+) -> bool:
+    """Whether ``vmap`` can differentiate the model, tried on made-up rows; warns if not."""
     try:
-        mapped = torch.func.vmap(torch.func.grad(one), in_dims=(None, 0, 0), randomness="different")
-        gradients = mapped(values, inputs, targets)
-        return [gradients[name].reshape(-1, p.numel()) for name, p in named]
+        mapped_gradients(model, loss, named, inputs, targets)
     except Exception as error:
-        # vmap has no one exception for "not supported"; the loop below raises again what is a real bug.
+        # vmap has no one exception for "not supported".
         warnings.warn(
             f"torch.func.vmap cannot differentiate this model ({_first_line(error)}); looping over single "
             "examples instead, which is slow",
             SlowGradients,
             stacklevel=2,
         )
-    return loop_gradients(model, loss, [p for _, p in named], inputs, targets)
+        return False
+    return True
 
 
 def loop_gradients(
-    model: nn.Module, loss: Loss, parameters: Sequence[nn.Parameter], inputs: Any, targets: Any
+    model: nn.Module,
+    loss: Loss,
+    parameters: Sequence[nn.Parameter],
+    inputs: Any,
+    targets: Any,
+    lenient: bool = False,
 ) -> list[Tensor]:
-    """The same by a plain loop over examples: the definition, and the oracle of our tests."""
+    """The same by a plain loop over examples: the definition, and the oracle of our tests.
+
+    ``lenient``: an example that the model cannot compute has gradients that are not finite, and each draws random
+    numbers of its own, so that none changes those of another.
+    """
     rows = []
+    first = int(torch.randint(2**62, ())) if lenient else 0
     for i in range(len(tree_leaves(targets)[0])):
         row, target = tree_map(lambda x, i=i: x[i : i + 1], (inputs, targets))
-        with torch.enable_grad():
-            value = loss(call_model(model, row), target).sum()
-        if value.requires_grad:
-            grads: Sequence[Tensor | None] = torch.autograd.grad(value, parameters, allow_unused=True)
-        else:
-            grads = [None] * len(parameters)
+        if lenient:
+            torch.manual_seed(first + i)
+        try:
+            with torch.enable_grad():
+                value = loss(call_model(model, row), target).sum()
+            grads: Sequence[Tensor | None] = [None] * len(parameters)
+            if value.requires_grad:
+                grads = torch.autograd.grad(value, parameters, allow_unused=True)
+        except Exception:
+            if not lenient:
+                raise
+            grads = [torch.full_like(p, math.nan) for p in parameters]
         rows.append(
             [torch.zeros_like(p) if g is None else g.detach() for p, g in zip(parameters, grads, strict=True)]
         )
+    if lenient:
+        torch.manual_seed(first)
     return [torch.stack(column).reshape(len(rows), -1) for column in zip(*rows, strict=True)]
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from sordino.data.sampling import Sampling
 from sordino.noise.gaussian import GaussianNoise
+from sordino.noise.grid import grid_for
 from sordino.noise.mechanism import Mechanism, Releases, State
 from sordino.privacy.events import repeat
 
@@ -54,7 +55,7 @@ class _IndependentReleases(Releases):
         state: State,
     ) -> float:
         std = noise_multiplier * threshold
-        draw.add_(vector, std, "noise", step)
+        draw.add_(vector, std, "noise", step, grid_for(threshold, vector.numel()))
         return std
 
 

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import hashlib
 import os
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
-from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algorithms, modes
 
 _ZEROS = bytes(1 << 20)
 
@@ -84,11 +85,21 @@ class Reader:
     """The stream of one (purpose, step), read in pieces."""
 
     def __init__(self, streams: Streams, purpose: str, step: int) -> None:
+        self._streams, self._purpose, self._step = streams, purpose, step
+
+    @cached_property
+    def _encryptor(self) -> CipherContext:
         # 64 bits of step, 64 bits of block counter: streams of two steps never overlap.
-        nonce = step.to_bytes(8, "big") + bytes(8)
-        self._encryptor = Cipher(streams._cipher(purpose), modes.CTR(nonce)).encryptor()
+        nonce = self._step.to_bytes(8, "big") + bytes(8)
+        return Cipher(self._streams._cipher(self._purpose), modes.CTR(nonce)).encryptor()
 
     def fill(self, buffer: memoryview) -> None:
         for start in range(0, len(buffer), len(_ZEROS)):
             part = buffer[start : start + len(_ZEROS)]
             self._encryptor.update_into(memoryview(_ZEROS)[: len(part)], part)
+
+    def word(self) -> int:
+        """The next 64 bits of the stream, as a whole number."""
+        drawn = bytearray(8)
+        self.fill(memoryview(drawn))
+        return int.from_bytes(drawn, "little")

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from sordino.data.sampling import Sampling
 from sordino.noise.gaussian import GaussianNoise
+from sordino.noise.grid import check_noise, grid_for, meet_
 from sordino.noise.mechanism import Mechanism, Releases, State
 from sordino.privacy.events import compose, repeat
 from sordino.privacy.trees import fixed_order_sensitivity, tree_release, worst_case_sensitivity
@@ -244,10 +245,16 @@ class TreeReleases(Releases):
         top = self._top(number) if self._completed(number) and before + 1 == self._size(number) else None
         leaf_std = noise_multiplier * threshold
         node = _Nodes(draw, number)
+        # The increment of the running sum's noise. It is rounded when it meets the sum, and its parts never are.
+        noise = self._empty(vector.numel())
         if self.tree.efficient:
-            variance = self._efficient_step_(vector, node, leaf_std, before, state, top)
+            variance = self._efficient_step_(noise, node, leaf_std, before, state, top)
         else:
-            variance = self._vanilla_step_(vector, node, leaf_std, before, state, top)
+            variance = self._vanilla_step_(noise, node, leaf_std, before, state, top)
+        grid = grid_for(threshold, vector.numel())
+        check_noise(math.sqrt(variance), grid)
+        meet_(vector, noise, grid)
+        self._spare.append(noise)
         state["steps"] = step + 1
         return math.sqrt(variance)
 
@@ -255,8 +262,11 @@ class TreeReleases(Releases):
         """The height of the root that completion leads to."""
         return (self._size(number) - 1).bit_length()
 
+    def _empty(self, size: int) -> Tensor:
+        return self._spare.pop().zero_() if self._spare else torch.zeros(size, dtype=torch.float64)
+
     def _vanilla_step_(
-        self, vector: Tensor, node: _Nodes, std: float, before: int, state: State, top: int | None
+        self, noise: Tensor, node: _Nodes, std: float, before: int, state: State, top: int | None
     ) -> float:
         """Take back the noise of the nodes that the new one replaces, and add its own: all from the key."""
         stds: dict[str, float] = state["stds"]
@@ -264,16 +274,16 @@ class TreeReleases(Releases):
         variance = 0.0
         for low in [int(h) for h in stds if int(h) < height]:
             old = stds.pop(str(low))
-            node.add_(vector, -old, low, (before >> low) << low)
+            node.add_(noise, -old, low, (before >> low) << low)
             variance += old**2
             # Its sum holds those leaves too, so it needs the largest threshold of all of them.
             std = max(std, old)
-        node.add_(vector, std, height, before + 1)
+        node.add_(noise, std, height, before + 1)
         stds[str(height)] = std
         return variance + std**2
 
     def _efficient_step_(
-        self, vector: Tensor, node: _Nodes, std: float, before: int, state: State, top: int | None
+        self, noise: Tensor, node: _Nodes, std: float, before: int, state: State, top: int | None
     ) -> float:
         """A node's estimate r' = r + (r'_left + r'_right) / 2 counts 1 / (2 - 2^-height) times in a running sum.
 
@@ -292,7 +302,7 @@ class TreeReleases(Releases):
             left = str(height)
             if left in stds:
                 value = values.pop(left)
-                vector.sub_(value, alpha=_share(height))
+                noise.sub_(value, alpha=_share(height))
                 if estimate is None:
                     estimate = value.mul_(0.5)
                 else:
@@ -305,10 +315,10 @@ class TreeReleases(Releases):
             height += 1
             fresh = fresh / 4 + std**2
         if estimate is None:
-            estimate = self._spare.pop().zero_() if self._spare else torch.zeros_like(vector)
+            estimate = self._empty(noise.numel())
         node.add_(estimate, math.sqrt(fresh), height, before + 1)
         share = _share(height)
-        vector.add_(estimate, alpha=share)
+        noise.add_(estimate, alpha=share)
         stds[str(height)], values[str(height)] = std, estimate
         variances[str(height)] = fresh + sum(weight**2 * variance for weight, _, variance in lefts)
         moved = sum((share * weight - _share(at)) ** 2 * variance for weight, at, variance in lefts)
@@ -323,7 +333,7 @@ class _Nodes:
     number: int
 
     def add_(self, vector: Tensor, std: float, height: int, end: int) -> None:
-        self.draw.add_(vector, std, f"noise:tree:{height}", (self.number << 40) + end)
+        self.draw.accumulate_(vector, std, f"noise:tree:{height}", (self.number << 40) + end)
 
 
 @lru_cache(maxsize=64)
