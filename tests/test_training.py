@@ -396,12 +396,13 @@ def test_a_resumed_tree_never_draws_a_node_with_other_noise(
 ) -> None:
     """Every draw of the cut run and of the resumed one, by its node: one std and one vector each."""
     drawn: dict[tuple[str, int], set[tuple[float, bytes]]] = {}
-    original = GaussianNoise.add_
+    original = GaussianNoise.accumulate_
 
-    def recorded(self: Any, vector: Tensor, std: float, purpose: str, step: int) -> Tensor:
-        noise = original(self, torch.zeros_like(vector), abs(std), purpose, step)
+    def recorded(self: Any, vector: Tensor, std: float, purpose: str, step: int) -> None:
+        noise = torch.zeros_like(vector)
+        original(self, noise, abs(std), purpose, step)
         drawn.setdefault((purpose, step), set()).add((abs(std), noise.numpy().tobytes()))
-        return original(self, vector, std, purpose, step)
+        original(self, vector, std, purpose, step)
 
     monkeypatch.setattr(training, "_CHECKPOINTS", 4)
     for efficient in (True, False):
@@ -411,13 +412,13 @@ def test_a_resumed_tree_never_draws_a_node_with_other_noise(
             "method": method, "budget": None, "noise_multiplier": 1.0, "delta": 1e-3, "epochs": 4
         }  # fmt: skip
         with monkeypatch.context() as patch:
-            patch.setattr(GaussianNoise, "add_", recorded)
+            patch.setattr(GaussianNoise, "accumulate_", recorded)
             interrupt(patch, 15)
             with pytest.raises(Crash):
                 start(toy, out=tmp_path / f"cut{efficient}", **options)
         before = len(drawn)
         with monkeypatch.context() as patch:
-            patch.setattr(GaussianNoise, "add_", recorded)
+            patch.setattr(GaussianNoise, "accumulate_", recorded)
             start(toy, out=tmp_path / f"cut{efficient}", resume=True, **options)
         assert len(drawn) > before > 0
         assert all(len(noises) == 1 for noises in drawn.values())
