@@ -148,8 +148,8 @@ def test_parts_of_a_random_split_need_no_copies() -> None:
     inputs, targets = examples.take(torch.arange(4))
     assert torch.equal(inputs, torch.stack([part[i][0] for i in range(4)]))
     assert targets.tolist() == [int(part[i][1]) for i in range(4)]
-    nested = as_examples(Subset(part, [3, 3]))
-    assert torch.equal(nested.take(torch.tensor([0, 1]))[0], inputs[[3, 3]])
+    nested = as_examples(Subset(part, [3, 1]))
+    assert torch.equal(nested.take(torch.tensor([0, 1]))[0], inputs[[3, 1]])
 
 
 def test_a_dataset_is_read_lazily() -> None:
@@ -229,7 +229,7 @@ class Lengthless(Dataset[Any]):
         (((), Y), "no tensors"),
         ((X, Y, Y), "tuple of 3 parts"),
         ((X, ["cat"] * 6), "targets hold a str"),
-        ((X, np.array(["cat"] * 6)), "dtype <U3"),
+        ((X, np.array(["cat"] * 6)), "dtype text"),
         ((np.array([object()] * 6), Y), "dtype object"),
         ((X.to_sparse(), Y), "sparse"),
         ((X.to(torch.complex64), Y), "complex"),

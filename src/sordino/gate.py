@@ -26,7 +26,7 @@ from dp_accounting import DpEvent
 from torch import Tensor, nn
 
 from sordino.clipping.policy import Answer, ClippingPolicy
-from sordino.data import Sampling, as_examples, tree_map
+from sordino.data import Sampling, as_examples, tree_map, units_of
 from sordino.gradients import Engine, Loss, Norms, Unsuitable
 from sordino.noise import Gaussian, GaussianNoise, Mechanism, Streams
 from sordino.privacy import Ledger
@@ -291,15 +291,13 @@ class Gate(Door):
 
 
 class _Units:
-    """Rows of each unit: one row each, or all the rows of a group."""
+    """Rows of each unit: one row each, or all the rows of a group (``data/groups.py`` says what may be an id)."""
 
     def __init__(self, rows: int, groups: Tensor | None) -> None:
         self.grouped = groups is not None
         self.count = rows
         if groups is not None:
-            if groups.shape != (rows,):
-                raise ValueError(f"groups must give one id for each of the {rows} rows")
-            _, index = torch.unique(groups, return_inverse=True)
+            index = units_of(groups, rows)
             order = torch.argsort(index, stable=True).numpy()
             sizes = torch.bincount(index).numpy()
             self.count = len(sizes)

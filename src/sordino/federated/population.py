@@ -38,9 +38,13 @@ class Population:
 
     @staticmethod
     def of(examples: Examples, parts: Sequence[Rows]) -> Population:
-        """From a partition: the rows of each client."""
-        if not parts or min(len(part) for part in parts) == 0:
-            raise ValueError("every client needs at least one row")
+        """From a partition: the rows of each client.
+
+        A client may have no rows, and then sends nothing: under privacy that must not be told from any other client.
+        A row that a client has twice counts twice in its own training, and nowhere else.
+        """
+        if not any(len(part) for part in parts):
+            raise ValueError("no client has a row: give at least one client something to train on")
         return Population(examples, len(parts), parts.__getitem__, sum(map(len, parts)) / len(parts))
 
 
@@ -71,6 +75,8 @@ class LocalPlan:
 
 def local_batches(plan: LocalPlan, rows: Rows, seed: int) -> tuple[Rows, npt.NDArray[np.float32]]:
     """Row indices [K, b] of a client's local steps, and the weights of these rows in their batch's mean."""
+    if len(rows) == 0:
+        raise ValueError("it has no rows to train on")
     chance = np.random.default_rng(seed)
     if plan.max_examples is not None and len(rows) > plan.max_examples:
         rows = chance.choice(rows, plan.max_examples, replace=False)

@@ -7,8 +7,9 @@ same however many processes worked on it, and memory does not grow with the numb
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -58,7 +59,9 @@ class Finished:
     states: dict[str, Tensor]  # by name, [P, d]
     rates: Tensor  # [P, 1]
     examples: Tensor  # [P, 1]
-    failed: dict[int, str] = field(default_factory=dict)  # client: why. Nothing of these counts
+    failed: dict[int, str] = field(
+        default_factory=dict
+    )  # client: why (not under privacy). Nothing of these counts
 
     @staticmethod
     def none(clients: Sequence[int], why: str) -> Finished:
@@ -113,14 +116,23 @@ class Workplace:
 
     def finished(self, chunk: Chunk, theta: Tensor, server: State, now: Round) -> Finished:
         """The local work of a chunk. Where a client fails, the others are worked on one by one."""
+        chance = seeded(chunk.seeds[0]) if self.draws_randomness else nullcontext()
         try:
-            with torch.no_grad(), seeded(chunk.seeds[0]) if self.draws_randomness else nullcontext():
+            with torch.no_grad(), self._unseen(), chance:
                 return self._finished(chunk, theta, server, now)
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # a client's own code may even exit
             if len(chunk.clients) == 1:
-                return Finished.none(chunk.clients, f"raised {type(error).__name__}: {error}")
+                return Finished.none(chunk.clients, self._why(f"raised {type(error).__name__}: {error}"))
         alone = [self.finished(chunk.one(row), theta, server, now) for row in range(len(chunk.clients))]
         return joined(alone)
+
+    def _why(self, reason: str) -> str:
+        """A reason to leave a client out, which under privacy nobody may know, not even a later log line."""
+        return reason if self.public_examples is None else ""
+
+    def _unseen(self) -> AbstractContextManager[Any]:
+        """Under privacy without warnings: what a client's rows make a library warn of is the client's."""
+        return nullcontext() if self.public_examples is None else warnings.catch_warnings(action="ignore")
 
     def _finished(self, chunk: Chunk, theta: Tensor, server: State, now: Round) -> Finished:
         parts = [self.population.rows(client) for client in chunk.clients]
@@ -142,7 +154,7 @@ class Workplace:
         ]
         fine = torch.stack(largest).isfinite().all(0)
         failed = {
-            client: "returned numbers that are not finite"
+            client: self._why("returned numbers that are not finite")
             for client, good in zip(chunk.clients, fine.tolist(), strict=True)
             if not good
         }
