@@ -122,11 +122,11 @@ class Workplace:
                 return self._finished(chunk, theta, server, now)
         except (Exception, SystemExit) as error:  # a client's own code may even exit
             if len(chunk.clients) == 1:
-                return Finished.none(chunk.clients, self._why(f"raised {type(error).__name__}: {error}"))
+                return Finished.none(chunk.clients, self.why(f"raised {type(error).__name__}: {error}"))
         alone = [self.finished(chunk.one(row), theta, server, now) for row in range(len(chunk.clients))]
         return joined(alone)
 
-    def _why(self, reason: str) -> str:
+    def why(self, reason: str) -> str:
         """A reason to leave a client out, which under privacy nobody may know, not even a later log line."""
         return reason if self.public_examples is None else ""
 
@@ -154,7 +154,7 @@ class Workplace:
         ]
         fine = torch.stack(largest).isfinite().all(0)
         failed = {
-            client: self._why("returned numbers that are not finite")
+            client: self.why("returned numbers that are not finite")
             for client, good in zip(chunk.clients, fine.tolist(), strict=True)
             if not good
         }
