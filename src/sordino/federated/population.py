@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -46,6 +47,15 @@ class Population:
         if not any(len(part) for part in parts):
             raise ValueError("no client has a row: give at least one client something to train on")
         return Population(examples, len(parts), parts.__getitem__, sum(map(len, parts)) / len(parts))
+
+
+def rows_or_none(population: Population, client: int) -> Rows:
+    """The rows of a client, none if it cannot say. Without a sound: what it warns of, or exits with, is its own."""
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            return population.rows(client)
+    except (Exception, SystemExit):
+        return np.zeros(0, dtype=np.int64)
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from sordino.data import tree_map
 from sordino.federated.algorithms import Algorithm, Participants, Round
 from sordino.federated.engines.gradients import Gradients
 from sordino.federated.local import LocalRule, OwnLoop
-from sordino.federated.population import LocalPlan, Population, Work
+from sordino.federated.population import LocalPlan, Population, Work, rows_or_none
 from sordino.federated.store import ClientStore
 from sordino.gate import seeded
 from sordino.noise import Streams
@@ -250,10 +250,7 @@ def in_order_of_work(clients: Sequence[int], population: Population, plan: Local
 
 def steps_of(client: int, population: Population, plan: LocalPlan) -> int:
     """Local steps of a client; 0 if it cannot even say what it has, which will be seen when it has to work."""
-    try:
-        return plan.steps(len(population.rows(client)))
-    except Exception:
-        return 0
+    return plan.steps(len(rows_or_none(population, client)))
 
 
 def mean_of(
