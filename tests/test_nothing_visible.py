@@ -60,15 +60,19 @@ class Seen:
 
 def differences(one: Seen, other: Seen) -> list[str]:
     """In words, for the message of a test that fails."""
-    found = [
-        f"{name}: {getattr(one, name)!r} / {getattr(other, name)!r}"
-        for name in ("outcome", "out", "err", "warned")
-        if getattr(one, name) != getattr(other, name)
-    ]
+    parts = {name: (getattr(one, name), getattr(other, name)) for name in ("outcome", "out", "err", "warned")}
     for path in sorted(one.files.keys() | other.files.keys()):
-        if one.files.get(path) != other.files.get(path):
-            found.append(f"{path}: {one.files.get(path)!r:.2000} / {other.files.get(path)!r:.2000}")
-    return found
+        parts[path] = (one.files.get(path), other.files.get(path))
+    return [f"{name}: {_where(repr(a), repr(b))}" for name, (a, b) in parts.items() if a != b]
+
+
+def _where(one: str, other: str) -> str:
+    """The place where two texts part."""
+    start = next(
+        (i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other))
+    )
+    show = slice(max(0, start - 60), start + 60)
+    return f"...{one[show]}... is not ...{other[show]}..."
 
 
 def files_of(folder: Path) -> dict[str, Any]:
@@ -159,9 +163,18 @@ def partial_zeros(real: Callable[..., tuple[Tensor, Tensor]]) -> Callable[..., t
     return zeros
 
 
-def check(observe: Observer, tmp_path: Path, usual: Act, wild: Act) -> None:
-    """The one assertion of this file. A run that is refused shows nothing, so it has to go well."""
-    one, other = observe(usual, tmp_path / "usual"), observe(wild, tmp_path / "wild")
+USUAL: dict[Any, Seen] = {}  # runs on the usual rows, which many tests compare with
+
+
+def check(observe: Observer, tmp_path: Path, usual: Act, wild: Act, name: Any = None) -> None:
+    """The one assertion of this file. A run that is refused shows nothing, so the usual one has to go well.
+
+    Tests that share a ``name`` share the run on the usual rows.
+    """
+    one = USUAL.get(name) or observe(usual, tmp_path / "usual")
+    if name is not None:
+        USUAL[name] = one
+    other = observe(wild, tmp_path / "wild")
     assert one.outcome.startswith("returned"), one.outcome
     assert differences(one, other) == []
     if one.files:
@@ -191,12 +204,7 @@ def cut(step: int, error: type[BaseException] = Cut) -> Iterator[None]:
 
 
 def check_resumed(
-    observe: Observer,
-    tmp_path: Path,
-    usual: Callable[..., Act],
-    wild: Callable[..., Act],
-    cut: Any,
-    step: int,
+    observe: Observer, tmp_path: Path, usual: Callable[..., Act], wild: Callable[..., Act], step: int
 ) -> None:
     """What an interrupted run leaves behind, its checkpoint too, and what the resumed one adds."""
     seen: list[list[Seen]] = []
@@ -331,7 +339,7 @@ def test_a_wild_row(observe: Observer, tmp_path: Path, kind: str, wild: str, sam
     gradients/engine.py is mended."""
     data = rows_for(kind)
     usual, other = (start(rows, kind, sampling=sampling) for rows in (data, WILD[wild](data)))
-    check(observe, tmp_path, usual, other)
+    check(observe, tmp_path, usual, other, name=("rows", kind, sampling))
 
 
 METHODS: dict[str, Any] = {
@@ -356,7 +364,7 @@ def test_a_wild_row_whatever_the_method(observe: Observer, tmp_path: Path, metho
     """Fails for labels until gradients/engine.py is mended."""
     data = rows_for("mlp")
     usual, other = (start(rows, method=METHODS[method]) for rows in (data, WILD[wild](data)))
-    check(observe, tmp_path, usual, other)
+    check(observe, tmp_path, usual, other, name=("methods", method))
 
 
 GROUPS = torch.arange(ROWS) // 3
@@ -393,7 +401,10 @@ def test_a_wild_user(
     data = rows_for("mlp")
     other, groups = USERS[wild](data)
     settings: dict[str, Any] = {"method": method, "batch_size": 5, "microbatch": microbatch, "delta": 1e-2}
-    check(observe, tmp_path, start(data, groups=GROUPS, **settings), start(other, groups=groups, **settings))
+    usual = start(data, groups=GROUPS, **settings)
+    check(
+        observe, tmp_path, usual, start(other, groups=groups, **settings), name=("users", method, microbatch)
+    )
 
 
 class Own(Dataset[Any]):
@@ -421,7 +432,7 @@ class Own(Dataset[Any]):
 )
 def test_a_wild_row_of_a_data_set(observe: Observer, tmp_path: Path, bad: Any) -> None:
     """Needs Gate._sums_at to ask for ``take_readable``, which leaves out the rows that cannot be read."""
-    check(observe, tmp_path, start(Own()), start(Own("nothing" if bad is None else bad)))
+    check(observe, tmp_path, start(Own()), start(Own("nothing" if bad is None else bad)), name="data set")
 
 
 @pytest.mark.usefixtures("silent")
@@ -541,7 +552,13 @@ def united(trouble: str | None, **settings: Any) -> Act:
 @pytest.mark.parametrize("engine", ["looped", "stacked"])
 def test_a_wild_client(observe: Observer, tmp_path: Path, trouble: str, engine: str) -> None:
     """Clients whose rows warn or exit when asked for need setup.py's part, which asks them by itself."""
-    check(observe, tmp_path, united(None, engine=engine), united(trouble, engine=engine))
+    check(
+        observe,
+        tmp_path,
+        united(None, engine=engine),
+        united(trouble, engine=engine),
+        name=("clients", engine),
+    )
 
 
 FEDERATIONS: dict[str, dict[str, Any]] = {
@@ -564,7 +581,7 @@ def test_a_wild_client_whatever_the_federation(
     observe: Observer, tmp_path: Path, kind: str, trouble: str
 ) -> None:
     usual, other = (united(which, **FEDERATIONS[kind]) for which in (None, trouble))
-    check(observe, tmp_path, usual, other)
+    check(observe, tmp_path, usual, other, name=("federations", kind))
 
 
 @pytest.mark.usefixtures("silent")
@@ -669,7 +686,7 @@ def test_a_wild_row_at_the_command_line(
 ) -> None:
     data = rows_for("mlp")
     usual, other = (command(monkeypatch, rows, *arguments) for rows in (data, WILD[wild](data)))
-    check(observe, tmp_path, usual, other)
+    check(observe, tmp_path, usual, other, name=("commands", *arguments))
 
 
 @pytest.mark.usefixtures("silent")
