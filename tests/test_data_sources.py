@@ -337,6 +337,24 @@ def test_whether_a_row_counts_depends_on_no_other_row() -> None:
     assert together[2].tolist() == [0.5, 1.0, 1.0, 2.5]
 
 
+def test_numbers_of_a_row_become_what_the_first_row_has() -> None:
+    rows = [
+        (0.5, 1),
+        (1e300, 2),
+        (np.float64(2.0), np.int32(3)),
+        (3, True),
+        (torch.tensor(0.25), torch.tensor(4)),
+    ]
+    inputs, targets = as_examples(Rows(rows)).take(torch.arange(5))
+    assert inputs.tolist() == [0.5, float("inf"), 2.0, 3.0, 0.25]
+    assert targets.tolist() == [1, 2, 3, 1, 4]
+    assert (inputs.dtype, targets.dtype) == (torch.float32, torch.int64)
+    part = as_examples(Rows(rows)).take(torch.tensor([1, 0]))
+    assert part[0].tolist() == [float("inf"), 0.5]
+    needy = Rows([(torch.ones(2, requires_grad=True), 0)])
+    assert not as_examples(needy).take(torch.tensor([0, 0]))[0].requires_grad
+
+
 # Fingerprints ---------------------------------------------------------------------------------------------
 
 KEY, OTHER_KEY = b"k" * 32, b"o" * 32

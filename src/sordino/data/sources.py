@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, final
 
 import numpy as np
@@ -223,6 +224,7 @@ class _DatasetExamples(Examples):
             tree_map(lambda leaf: leaf[:0].clone(), inputs),
             tree_map(lambda leaf: leaf[:0].clone(), targets),
         )
+        self._kinds = tree_map(lambda leaf: _Kind(leaf.dtype, leaf.shape[1:], leaf.device), self._empty)
 
     def __len__(self) -> int:
         return self._count
@@ -294,14 +296,14 @@ class _DatasetExamples(Examples):
         except ValueError:
             return [None] if len(indices) == 1 else [self._rows_or_none([index])[0] for index in indices]
 
-    def _fitted(self, row: Any) -> list[Tensor] | None:
+    def _fitted(self, row: Any) -> list[Any] | None:
         """The leaves of a row as the first row has them, or None if they are of another kind.
 
         Of each row by itself: in a batch that is collated as a whole one label 2.5 makes floats of all the others.
         """
-        leaves: list[Tensor] = []
+        leaves: list[Any] = []
         try:
-            _fit(self._empty, row, leaves)
+            _fit(self._kinds, row, leaves)
         except Exception:  # code of the user's may be behind a leaf
             return None
         return leaves
@@ -309,8 +311,8 @@ class _DatasetExamples(Examples):
     def _stacked(self, rows: list[Any]) -> tuple[Tree, Tree]:
         if not rows:
             return self._empty
-        columns = iter([torch.stack(column) for column in zip(*rows, strict=True)])
-        inputs, targets = tree_map(lambda _: next(columns), self._empty)
+        columns = iter(zip(*rows, strict=True))
+        inputs, targets = tree_map(lambda kind: kind.stacked(next(columns)), self._kinds)
         return inputs, targets
 
     def _cannot_be_stacked(self) -> ValueError:
@@ -386,25 +388,59 @@ def _count_rows(inputs: Tree, targets: Tree) -> int:
     return count
 
 
-def _fit(template: Tree, row: Any, leaves: list[Tensor]) -> None:
-    """Add the leaves of a row, as tensors of the template's shapes and dtypes; any exception if they do not fit."""
-    if isinstance(template, dict):
-        if set(row) != set(template):
+@dataclass(frozen=True)
+class _Kind:
+    """What a leaf of every row has to be."""
+
+    dtype: torch.dtype
+    shape: torch.Size  # of one row
+    device: torch.device
+
+    def fitted(self, leaf: Any) -> Any:
+        """As a tensor, or a plain number, which is stacked faster; any exception if it does not fit."""
+        if type(leaf) is Tensor and leaf.dtype == self.dtype and leaf.shape == self.shape:
+            if leaf.layout != torch.strided:
+                raise TypeError
+            return leaf.detach() if leaf.requires_grad else leaf
+        if type(leaf) is int and not self.shape and self.dtype == torch.int64:
+            if not -(2**63) <= leaf < 2**63:
+                raise OverflowError
+            return leaf
+        if type(leaf) is float and not self.shape and self.dtype == torch.float32:
+            return leaf
+        tensor = _from_numpy(leaf, "rows") if isinstance(leaf, np.ndarray) else torch.as_tensor(leaf).detach()
+        if tensor.shape != self.shape or tensor.layout != torch.strided or tensor.is_quantized:
             raise ValueError
-        for key, child in template.items():
+        if not torch.can_cast(tensor.dtype, self.dtype):
+            raise TypeError
+        return tensor.to(self.dtype)
+
+    def stacked(self, column: Sequence[Any]) -> Tensor:
+        if all(type(leaf) is int for leaf in column):
+            return torch.tensor(column, dtype=self.dtype, device=self.device)
+        if all(type(leaf) is float for leaf in column):
+            # Of doubles first, as one too large for a single becomes infinite and raises nothing.
+            return torch.tensor(column, dtype=torch.float64, device=self.device).to(self.dtype)
+        return torch.stack([self._tensor(leaf).to(self.device) for leaf in column])
+
+    def _tensor(self, leaf: Any) -> Tensor:
+        return leaf if isinstance(leaf, Tensor) else self.stacked([leaf])[0]
+
+
+def _fit(kinds: Tree, row: Any, leaves: list[Any]) -> None:
+    """Add the leaves of a row to ``leaves``; any exception if they are of other kinds than these."""
+    if isinstance(kinds, _Kind):
+        leaves.append(kinds.fitted(row))
+    elif isinstance(kinds, dict):
+        if set(row) != set(kinds):
+            raise ValueError
+        for key, child in kinds.items():
             _fit(child, row[key], leaves)
-    elif isinstance(template, tuple | list):
+    else:
         if not isinstance(row, tuple | list):
             raise TypeError
-        for child, part in zip(template, row, strict=True):
+        for child, part in zip(kinds, row, strict=True):
             _fit(child, part, leaves)
-    else:
-        leaf = _from_numpy(row, "rows") if isinstance(row, np.ndarray) else torch.as_tensor(row).detach()
-        if leaf.shape != template.shape[1:] or leaf.layout != torch.strided or leaf.is_quantized:
-            raise ValueError
-        if leaf.dtype != template.dtype and not torch.can_cast(leaf.dtype, template.dtype):
-            raise TypeError
-        leaves.append(leaf.to(template.device, template.dtype))
 
 
 def _row_numbers(indices: Any) -> Tensor:
