@@ -293,6 +293,34 @@ def test_a_row_twice_in_one_client_counts_twice_there_and_is_still_one_client() 
         start(partition=parts, clients=12, per_round=12, rounds=1, **private)
 
 
+def test_a_client_that_fails_does_not_move_a_digit_of_what_others_send(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Batched convolutions of five clients and of one differ in their last digits."""
+    net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 10))
+    first = [p.detach().clone() for p in net.parameters()]
+    sent: list[dict[int, Tensor]] = []
+    real = module.Workplace.finished
+
+    def spied(self: Any, chunk: Any, *rest: Any) -> Any:
+        found = real(self, chunk, *rest)
+        sent[-1] |= {found.clients[row]: found.sent["update"][row] for row in found.fine}
+        return found
+
+    for trouble in ("none", "outside"):
+        data, settings = faulty(trouble)
+        with torch.no_grad():
+            for p, value in zip(net.parameters(), first, strict=True):
+                p.copy_(value)
+        sent.append({})
+        with monkeypatch.context() as patch:
+            patch.setattr(module.Workplace, "finished", spied)
+            start(net, data, engine="mapped", chunk=6, workers=1, rounds=1, algorithm="fedavg", **settings)
+    assert sorted(sent[0]) == list(range(12))
+    assert sorted(sent[1]) == [client for client in range(12) if client != 5]
+    assert all(torch.equal(sent[0][client], sent[1][client]) for client in sent[1])
+
+
 def test_nothing_of_a_broken_client_is_kept() -> None:
     data, settings = faulty("nan")
     stores = []

@@ -40,13 +40,15 @@ class Chunk:
     seeds: tuple[int, ...]
 
     def one(self, row: int) -> Chunk:
-        rows = slice(row, row + 1)
+        return self.some([row])
+
+    def some(self, rows: list[int]) -> Chunk:
         return Chunk(
-            self.clients[rows],
+            tuple(self.clients[row] for row in rows),
             {name: state[rows] for name, state in self.states.items()},
             self.rounds_since[rows],
             self.rates[rows],
-            self.seeds[rows],
+            tuple(self.seeds[row] for row in rows),
         )
 
 
@@ -115,7 +117,7 @@ class Workplace:
             yield self.finished(chunk, theta, server, now)
 
     def finished(self, chunk: Chunk, theta: Tensor, server: State, now: Round) -> Finished:
-        """The local work of a chunk. Where a client fails, the others are worked on one by one."""
+        """The local work of a chunk. Where a client fails, another of the chunk stands in for it."""
         chance = seeded(chunk.seeds[0]) if self.draws_randomness else nullcontext()
         try:
             with torch.no_grad(), self._unseen(), chance:
@@ -124,7 +126,15 @@ class Workplace:
             if len(chunk.clients) == 1:
                 return Finished.none(chunk.clients, self.why(f"raised {type(error).__name__}: {error}"))
         alone = [self.finished(chunk.one(row), theta, server, now) for row in range(len(chunk.clients))]
-        return joined(alone)
+        fine = [row for row, part in enumerate(alone) if not part.failed]
+        if not fine or len(fine) == len(alone):
+            return joined(alone)
+        # Once more as many at a time as before: fewer may come to other last digits (batched convolutions do), and
+        # that somebody failed would be in what the others send.
+        rows = [row if row in fine else fine[0] for row in range(len(alone))]
+        together = self.finished(chunk.some(rows), theta, server, now)
+        failed = {client: why for part in alone for client, why in part.failed.items()}
+        return replace(together, clients=chunk.clients, failed=together.failed | failed)
 
     def why(self, reason: str) -> str:
         """A reason to leave a client out, which under privacy nobody may know, not even a later log line."""
