@@ -288,7 +288,7 @@ def changed(data: tuple[Tensor, Tensor], row: Any = None, label: int | None = No
     return x, y
 
 
-# The loss or the model raises at labels and tokens out of range: these need the integrator's part (gradients/engine.py),
+# The loss or the model raises at labels and tokens out of range: these need gradients/engine.py to be mended,
 # where a unit whose forward or backward pass raises counts as zero.
 WILD: dict[str, Any] = {
     "huge": lambda data: changed(data, 1e30),
@@ -443,7 +443,7 @@ def test_a_wild_row_and_a_progress_bar(observe: Observer, tmp_path: Path) -> Non
 
 @pytest.mark.usefixtures("silent")
 def test_a_wild_row_that_the_model_warns_of(observe: Observer, tmp_path: Path) -> None:
-    """Needs the integrator's part: warnings of the user's model, at a private row, are as private as the row."""
+    """Needs Gate._sums_at to be silent: warnings of the user's model, at a private row, are as private as the row."""
 
     class Outspoken(nn.Linear):
         def forward(self, x: Tensor) -> Tensor:
