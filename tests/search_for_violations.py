@@ -172,7 +172,9 @@ def adversaries(kind: Kind) -> Iterator[tuple[str, Unit]]:
 def benign(kind: Kind, aligned: bool) -> Unit:
     """Rows beside the unit: all different, or all the same, so that their sum is as long as it can be."""
     rows = 1 if aligned else kind.rows
-    made = [_made(kind, torch.randn(math.prod(kind.shape)), 10 * torch.randn(kind.outputs)) for _ in range(rows)]
+    made = [
+        _made(kind, torch.randn(math.prod(kind.shape)), 10 * torch.randn(kind.outputs)) for _ in range(rows)
+    ]
     x, t = (torch.stack(part) for part in zip(*made, strict=True))
     if aligned:
         x, t = x.expand(kind.rows, *kind.shape).clone(), t.expand(kind.rows, -1).clone()
@@ -204,10 +206,14 @@ def released(gate: Gate, x: Tensor, t: Tensor) -> list[tuple[Tensor, str]]:
     return sums
 
 
-SENSITIVITIES = {"noise:q": 1.0, "noise:fraction_within": 0.5}
+# A unit that counts as zero is within the threshold, so here the count moves from -1/2 to 1/2. One that is zeroed out
+# counts 0, which is what 1/2 is the sensitivity for.
+SENSITIVITIES = {"noise:q": 1.0, "noise:fraction_within": 1.0}
 
 
-def ratios(gate: Gate, x: Tensor, t: Tensor, rows: list[int], unit: list[Unit]) -> Iterator[tuple[str, float]]:
+def ratios(
+    gate: Gate, x: Tensor, t: Tensor, rows: list[int], unit: list[Unit]
+) -> Iterator[tuple[str, float]]:
     """By how many sensitivities the unit in these rows moves each of the sums."""
     x, t = x.clone(), t.clone()
     for row, (inputs, target) in zip(rows, unit, strict=True):

@@ -36,12 +36,21 @@ def test_no_row_moves_a_sum_by_more_than_the_threshold(name: str) -> None:
 
 @pytest.mark.parametrize("policy", [name for name in POLICIES if name != "fixed"])
 def test_no_row_moves_a_sum_or_a_probe_by_more_than_its_sensitivity(policy: str) -> None:
-    kinds = ["linear", "sequence by gram", "convolution by gram", "embedding", "tied embedding and head", "deep"]
+    kinds = [
+        "linear",
+        "sequence by gram",
+        "convolution by gram",
+        "embedding",
+        "tied embedding and head",
+        "deep",
+    ]
     found = search(kinds, [policy])
     assert 0.98 < found.ratio <= ALLOWED, found.where
 
 
-@pytest.mark.parametrize("name", ["linear", "sequence by gram", "embedding", "tied embedding and head", "used twice"])
+@pytest.mark.parametrize(
+    "name", ["linear", "sequence by gram", "embedding", "tied embedding and head", "used twice"]
+)
 @pytest.mark.parametrize("user", [2, 7])
 def test_no_user_moves_a_sum_by_more_than_the_threshold(name: str, user: int) -> None:
     found = search([name], ["fixed", "normalised"], user=user)

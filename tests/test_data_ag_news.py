@@ -159,17 +159,17 @@ def test_the_default_model_takes_it() -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ('"1","a"\n', ", line 2 has 2 columns, not class, title and description"),
-        ('"1","a","b","c"\n', ", line 2 has 4 columns"),
-        ("\n", ", line 2 has 0 columns"),
-        ('"0","a","b"\n', ", line 2 has the class '0', not 1, 2, 3 or 4"),
-        ('"5","a","b"\n', ", line 2 has the class '5'"),
-        ('"Class Index","Title","Description"\n', ", line 2 has the class 'Class Index'"),
-        ('"1","a","b\n', ", line 2 is damaged"),
-        ('"1","a"x,"b"\n', ", line 2 is damaged"),
+        ('"1","a"\n', " has a row that is not a class, a title and a description"),
+        ('"1","a","b","c"\n', " has a row that is not a class, a title and a description"),
+        ("\n", " has a row that is not a class, a title and a description"),
+        ('"0","a","b"\n', " has a class that is not 1, 2, 3 or 4"),
+        ('"5","a","b"\n', " has a class that is not 1, 2, 3 or 4"),
+        ('"Class Index","Title","Description"\n', " has a class that is not 1, 2, 3 or 4"),
+        ('"1","a","b\n', " has rows that are damaged"),
+        ('"1","a"x,"b"\n', " has rows that are damaged"),
     ],
 )
-def test_bad_rows_get_one_line_with_file_and_line(tmp_path: Path, content: str, message: str) -> None:
+def test_bad_rows_get_one_line_with_the_file_alone(tmp_path: Path, content: str, message: str) -> None:
     write(tmp_path)
     (tmp_path / "ag-news" / "train.csv").write_text(f'"1","a","b"\n{content}')
     with pytest.raises(ValueError, match=f"ag-news/train.csv{message}") as caught:
@@ -261,9 +261,9 @@ NUMBERS = " ".join(["0.5"] * 50)
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
-        ([f"the {NUMBERS}", f"oil {NUMBERS} 1"], ", line 2 does not hold a word and 50 numbers"),
-        ([f"the {NUMBERS}", "oil"], ", line 2 does not hold a word and 50 numbers"),
-        ([f"oil {NUMBERS.replace('0.5', 'half', 1)}"], ", line 1 does not hold a word and 50 numbers"),
+        ([f"the {NUMBERS}", f"oil {NUMBERS} 1"], " has lines that do not hold a word and 50 numbers"),
+        ([f"the {NUMBERS}", "oil"], " has lines that do not hold a word and 50 numbers"),
+        ([f"oil {NUMBERS.replace('0.5', 'half', 1)}"], " has lines that do not hold a word and 50 numbers"),
         ([f"oil {NUMBERS.replace('0.5', 'nan', 1)}"], " has vectors that are not finite"),
         (["<html>"], " has a vector for no word of the rows"),
         ([], " has a vector for no word of the rows"),

@@ -117,7 +117,7 @@ def test_exports_are_sorted_and_exist() -> None:
     assert list(NAMED_SETS) == sorted(NAMED_SETS)
 
 
-@pytest.mark.parametrize("module", ["tree", "sources", "named"])
+@pytest.mark.parametrize("module", ["groups", "named", "sources", "tree", "wrong"])
 def test_doctests(module: str) -> None:
     assert (
         doctest.testmod(importlib.import_module(f"sordino.data.{module}"), extraglobs={"torch": torch}).failed

@@ -78,7 +78,7 @@ def test_declared_classes(tmp_path: Path) -> None:
     loaded = load(path, classes=7)
     assert loaded.classes == 7
     assert "number of classes" in loaded.public
-    with pytest.raises(ValueError, match="labels reach 2, too many for classes=2"):
+    with pytest.raises(ValueError, match="labels are too large for classes=2"):
         load(path, classes=2)
     assert load(saved(tmp_path, x=X, y=0 * Y)).classes == 2
     assert load(saved(tmp_path, x=X, y=Y + 5000), classes=6000).classes == 6000
@@ -91,16 +91,16 @@ def test_declared_classes(tmp_path: Path) -> None:
         ({"x": X}, "no pair of arrays x and y"),
         ({"x": X, "y": Y[:5]}, "x has 6 rows and y has 5"),
         ({"x": X, "y": Y.astype(float)}, "labels y have dtype float64"),
-        ({"x": X, "y": Y.astype(str)}, "labels y have dtype <U"),
+        ({"x": X, "y": Y.astype(str)}, "labels y have dtype text"),
         ({"x": X, "y": Y > 0}, "labels y have dtype bool"),
         ({"x": X, "y": np.eye(6, dtype=int)}, "one integer for each row"),
         ({"x": X, "y": np.array(3)}, "one integer for each row"),
         ({"x": X, "y": Y - 1}, "out of range"),
         ({"x": X, "y": np.full(6, 2**64 - 1, dtype=np.uint64)}, "out of range"),
-        ({"x": X, "y": Y + 90000}, "labels reach 90002"),
+        ({"x": X, "y": Y + 90000}, "not numbered 0..k-1"),
         ({"x": X.astype(int), "y": Y}, "x has dtype int64: save floats"),
         ({"x": X.astype(complex), "y": Y}, "x has dtype complex128"),
-        ({"x": X.astype(str), "y": Y}, "x has dtype <U"),
+        ({"x": X.astype(str), "y": Y}, "x has dtype text"),
         ({"x": X[:, 0], "y": Y}, "rows and at least one feature"),
         ({"x": X[:0], "y": Y[:0]}, "rows and at least one feature"),
         ({"x": X[:, :0], "y": Y}, "rows and at least one feature"),

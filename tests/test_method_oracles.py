@@ -91,7 +91,11 @@ def given_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     def add_(self: Any, vector: Tensor, std: float, purpose: str, step: int, grid: float) -> Tensor:
         return vector.add_(torch.from_numpy(std * given(purpose, step, vector.numel())).to(vector.dtype))
 
+    def accumulate_(self: Any, vector: Tensor, std: float, purpose: str, step: int) -> None:
+        add_(self, vector, std, purpose, step, 1.0)
+
     monkeypatch.setattr(GaussianNoise, "add_", add_)
+    monkeypatch.setattr(GaussianNoise, "accumulate_", accumulate_)
     monkeypatch.setattr(gate_module, "_ROOM", 0.0)  # for rounding, of which oracles know nothing
 
 

@@ -11,11 +11,10 @@ what is summed, ``noise/`` for what is added, and ``data/sampling.py`` for who t
 from __future__ import annotations
 
 import math
-import random
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
@@ -27,7 +26,8 @@ from dp_accounting import DpEvent
 from torch import Tensor, nn
 
 from sordino.clipping.policy import Answer, ClippingPolicy
-from sordino.data import Sampling, as_examples, tree_map
+from sordino.data import Sampling, as_examples, tree_map, units_of
+from sordino.data.chance import seeded
 from sordino.gradients import MOST_UNITS, Engine, Loss, Norms, Unsuitable, rounding_of_sums
 from sordino.noise import Gaussian, GaussianNoise, Mechanism, Streams
 from sordino.noise.grid import ROUNDING, grid_for
@@ -269,9 +269,24 @@ class Gate(Door):
         with holding(self.theta, theta), self._randomness_of(step), warnings.catch_warnings():
             if not self.engine.debug:
                 warnings.simplefilter("ignore")  # what a model warns of may be a private row
-            inputs, targets = self._on_device(self._data.take(rows))
-            sums, _ = self.engine.sums(inputs, targets, weigh, count=vectors, groups=ids)
+            inputs, targets, there = self._readable(rows)
+            sums, _ = self.engine.sums(inputs, targets, weigh, count=vectors, groups=ids, there=there)
         return sums, totals
+
+    def _readable(self, rows: Tensor) -> tuple[Any, Any, Tensor | None]:
+        """Inputs and targets, with made-up rows in the place of those that cannot be read; and which can, unless all."""
+        kept, inputs, targets = self._data.take_readable(rows)
+        if len(kept) == len(rows):
+            return *self._on_device((inputs, targets)), None
+
+        def filled(some: Tensor, made_up: Tensor) -> Tensor:
+            return made_up.repeat(len(rows), *[1] * (some.dim() - 1)).index_copy_(
+                0, kept.to(some.device), some
+            )
+
+        whole = tree_map(filled, (inputs, targets), self._data.template(1))
+        there = torch.zeros(len(rows), dtype=torch.bool).index_fill_(0, kept, True)
+        return *self._on_device(whole), there.to(self.theta.device)
 
     def _unprotected_loss(self) -> float | None:
         return self.engine.last_loss / self.expected_batch if self.show_unprotected else None
@@ -307,15 +322,13 @@ class Gate(Door):
 
 
 class _Units:
-    """Rows of each unit: one row each, or all the rows of a group."""
+    """Rows of each unit: one row each, or all the rows of a group (``data/groups.py`` says what may be an id)."""
 
     def __init__(self, rows: int, groups: Tensor | None) -> None:
         self.grouped = groups is not None
         self.count = rows
         if groups is not None:
-            if groups.shape != (rows,):
-                raise ValueError(f"groups must give one id for each of the {rows} rows")
-            _, index = torch.unique(groups, return_inverse=True)
+            index = units_of(groups, rows)
             order = torch.argsort(index, stable=True).numpy()
             sizes = torch.bincount(index).numpy()
             self.count = len(sizes)
@@ -329,18 +342,3 @@ class _Units:
         rows = np.concatenate(members) if members else np.zeros(0, dtype=np.int64)
         ids = np.repeat(units, [len(m) for m in members]) if members else np.zeros(0, dtype=np.int64)
         return torch.from_numpy(rows), torch.from_numpy(ids)
-
-
-@contextmanager
-def seeded(seed: int) -> Iterator[None]:
-    """All the usual generators seeded, and afterwards as they were."""
-    before = torch.get_rng_state(), random.getstate(), np.random.get_state()
-    torch.manual_seed(seed)
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
-    try:
-        yield
-    finally:
-        torch.set_rng_state(before[0])
-        random.setstate(before[1])
-        np.random.set_state(before[2])

@@ -20,7 +20,13 @@ import torch
 from dp_accounting import DpEvent
 from numpy.typing import ArrayLike, NDArray
 from sklearn.base import BaseEstimator, RegressorMixin
-from sklearn.utils.validation import check_consistent_length, check_is_fitted, column_or_1d, validate_data
+from sklearn.utils.validation import (
+    check_array,
+    check_consistent_length,
+    check_is_fitted,
+    column_or_1d,
+    validate_data,
+)
 
 from sordino.noise.gaussian import GaussianNoise
 from sordino.noise.grid import ROUNDING, grid_for
@@ -113,10 +119,24 @@ class LeastSquares(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         """The shapes, which are public. What the numbers are is nobody's business: see ``_clipped``."""
         if y is None:
             raise ValueError("requires y to be passed, but the target y is None: give one target per row")
-        rows = validate_data(self, X, reset=first, dtype=np.float64, ensure_all_finite=False)
-        targets = column_or_1d(y, dtype=np.float64, warn=True)
+        rows = self._rows(X, reset=first, ensure_all_finite=False)
+        targets = column_or_1d(_numbers(y), warn=True)
         check_consistent_length(rows, targets)
         return rows, targets
+
+    def _rows(self, X: ArrayLike, reset: bool, ensure_all_finite: bool = True) -> _Vector:
+        """Rows as numbers. Names of columns, where a table has them, are public: ``feature_names_in_`` keeps them."""
+        rows = _numbers(X)
+        if rows.ndim != 2:
+            raise ValueError(
+                f"Expected 2D array, got {rows.ndim}D array instead. Reshape your data: rows by features"
+            )
+        # The names and the number of columns.
+        validate_data(self, X if hasattr(X, "shape") else rows, reset=reset, skip_check_array=True)
+        checked: _Vector = check_array(
+            rows, input_name="X", estimator=self, ensure_all_finite=ensure_all_finite
+        )
+        return checked
 
     def _open(self, features: int) -> None:
         settings = self._settings(features)
@@ -199,8 +219,12 @@ class LeastSquares(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     def predict(self, X: ArrayLike) -> _Vector:
         """``X @ coef_ + intercept_``; these rows are not clipped."""
         check_is_fitted(self)
-        rows: _Vector = validate_data(self, X, reset=False, dtype=np.float64)
-        return rows @ self.coef_ + self.intercept_
+        return self._rows(X, reset=False) @ self.coef_ + self.intercept_
+
+    def score(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> float:
+        """R^2 of ``predict(X)``. Not covered by any guarantee."""
+        weights = None if sample_weight is None else _numbers(sample_weight)
+        return float(super().score(X, _numbers(y), weights))
 
     @property
     def coef_(self) -> _Vector:
@@ -337,6 +361,10 @@ class _Settings:
         In these units a row moves either part by at most 1. So the two trees of the paper, whose nodes have noise of
         std L sigma and L^2 sigma, are two parts of one vector whose nodes have noise of std sigma.
         """
+        with np.errstate(all="ignore"):  # NumPy warns of numbers too small or too large, and they are private
+            return self._sums(rows, targets)
+
+    def _sums(self, rows: _Vector, targets: _Vector) -> _Vector:
         finite = np.isfinite(rows).all(1) & np.isfinite(targets)
         rows, targets = np.where(finite[:, None], rows, 0.0), np.where(finite, targets, 0.0)
         # Without noise nothing is promised, and no room needed for the rounding to the grid.
@@ -369,6 +397,30 @@ class _Noise:
     trees: TreeReleases
     state: State
     run: str  # the name of its charges
+
+
+def _numbers(values: ArrayLike) -> _Vector:
+    """Values of any shape as doubles. What cannot be one is not quoted, as scikit-learn and NumPy would."""
+    try:
+        with np.errstate(all="ignore"), warnings.catch_warnings(action="ignore"):  # warnings quote, too
+            found: _Vector = check_array(
+                values,
+                dtype=np.float64,
+                ensure_2d=False,
+                allow_nd=True,
+                ensure_all_finite=False,
+                ensure_min_samples=0,
+                ensure_min_features=0,
+            )
+            return found
+    except Exception as error:
+        wrong = TypeError if isinstance(error, TypeError) else ValueError
+        words = "each cell of the argument must be a number, or a string that is a number: convert the others"
+        if str(error).startswith("Complex data"):
+            words = "Complex data not supported: give real numbers"
+        elif str(error).startswith("Sparse data"):
+            words = "Sparse data was passed, and a dense array is needed: use its toarray()"
+        raise wrong(words) from None
 
 
 def _clipped(rows: _Vector, bound: float) -> _Vector:

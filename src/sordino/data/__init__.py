@@ -1,5 +1,6 @@
 """Private data: sources, named sets, readers, and how batches are sampled."""
 
+from sordino.data.groups import units_of
 from sordino.data.loaded import Loaded
 from sordino.data.named import NAMED_SETS, load
 from sordino.data.sampling import (
@@ -28,4 +29,5 @@ __all__ = [
     "load",
     "tree_leaves",
     "tree_map",
+    "units_of",
 ]

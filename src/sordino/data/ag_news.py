@@ -17,6 +17,7 @@ from torch import Tensor
 
 from sordino.data.download import Folders
 from sordino.data.loaded import Loaded
+from sordino.data.wrong import Wrong, wrong_with
 
 _Floats: TypeAlias = npt.NDArray[np.float32]
 _Ints: TypeAlias = npt.NDArray[np.int64]
@@ -91,11 +92,11 @@ def _read_rows(path: Path, vocabulary: dict[str, int]) -> _Rows:
             rows = csv.reader(file, strict=True)
             for row in rows:
                 if len(row) != 3:
-                    wrong = f"{len(row)} columns, not class, title and description"
-                    raise ValueError(f"{path}, line {rows.line_num} has {wrong}: {_REPAIR}")
+                    # Neither what the row holds nor its line: the file may be one of the user's own.
+                    wrong = "a row that is not a class, a title and a description"
+                    raise ValueError(f"{path} has {wrong}: {_REPAIR}")
                 if row[0] not in _CLASSES:
-                    wrong = f"the class {row[0][:40]!r}, not 1, 2, 3 or 4"
-                    raise ValueError(f"{path}, line {rows.line_num} has {wrong}: {_REPAIR}")
+                    raise ValueError(f"{path} has a class that is not 1, 2, 3 or 4: {_REPAIR}")
                 text = f"{row[1]} {row[2]}".lower()
                 if ";" in text:  # else there is no reference to look for, which is slow
                     text = _REFERENCE.sub(" ", text)
@@ -103,12 +104,14 @@ def _read_rows(path: Path, vocabulary: dict[str, int]) -> _Rows:
                 words.extend([vocabulary.setdefault(word, len(vocabulary)) for word in found])
                 lengths.append(len(found))
                 targets.append(int(row[0]) - 1)
-    except csv.Error as error:
-        raise ValueError(f"{path}, line {rows.line_num} is damaged ({error}): {_REPAIR}") from None
+    except csv.Error:
+        raise ValueError(f"{path} has rows that are damaged: {_REPAIR}") from None
     except UnicodeDecodeError:
         raise ValueError(f"{path} is not a text file in UTF-8: {_REPAIR}") from None
     except OSError as error:
-        raise ValueError(f"cannot read {path} ({error.strerror or error}): check the file") from None
+        raise ValueError(
+            f"cannot read {path} ({error.strerror or 'it is damaged'}): check the file"
+        ) from None
     if not targets:
         raise ValueError(f"{path} has no rows: {_REPAIR}")
     return _Rows(
@@ -136,18 +139,18 @@ def _read_vectors(path: Path, vocabulary: dict[str, int]) -> tuple[_Floats, npt.
 def _read_packed(path: Path, vocabulary: dict[str, int]) -> tuple[list[str], _Floats]:
     try:
         if not zipfile.is_zipfile(path):
-            raise ValueError("not a zip archive")
+            raise Wrong("not a zip archive")
         with np.load(path, allow_pickle=False) as archive:
             words, vectors = archive["words"], archive["vectors"]
         if words.ndim != 0 or words.dtype.kind != "U":
-            raise ValueError("words is not one string")
+            raise Wrong("words is not one string")
         every = str(words).split("\n")
         if vectors.dtype.kind != "f" or vectors.shape != (len(every), _DIMENSIONS):
-            raise ValueError(f"vectors is not {len(every):,} rows of {_DIMENSIONS} floats")
+            raise Wrong(f"vectors is not {len(every):,} rows of {_DIMENSIONS} floats")
     except (
         Exception
     ) as error:  # a damaged zip raises a dozen unrelated types, and all of them mean the same here
-        reason = (str(error) or type(error).__name__).splitlines()[0]
+        reason = wrong_with(error)
         raise ValueError(f"{path} does not hold word vectors ({reason}): use {_VECTORS} instead") from None
     wanted = [number for number, word in enumerate(every) if word in vocabulary]
     return [every[number] for number in wanted], vectors[wanted].astype(np.float32)
@@ -158,7 +161,7 @@ def _read_text(path: Path, vocabulary: dict[str, int]) -> tuple[list[str], _Floa
     vectors: list[list[float]] = []
     try:
         with path.open(encoding="utf-8", newline="\n") as file:  # some words are made of other line breaks
-            for number, line in enumerate(file, start=1):
+            for line in file:
                 word, _, values = line.rstrip("\n").partition(" ")
                 if word not in vocabulary:
                     continue
@@ -167,14 +170,17 @@ def _read_text(path: Path, vocabulary: dict[str, int]) -> tuple[list[str], _Floa
                 except ValueError:
                     vector = []
                 if len(vector) != _DIMENSIONS:
-                    wrong = f"does not hold a word and {_DIMENSIONS} numbers"
-                    raise ValueError(f"{path}, line {number} {wrong}: {_REPAIR}")
+                    # Not which line: that it was looked at tells of a word in the rows.
+                    wrong = f"lines that do not hold a word and {_DIMENSIONS} numbers"
+                    raise ValueError(f"{path} has {wrong}: {_REPAIR}")
                 words.append(word)
                 vectors.append(vector)
     except UnicodeDecodeError:
         raise ValueError(f"{path} is not a text file in UTF-8: {_REPAIR}") from None
     except OSError as error:
-        raise ValueError(f"cannot read {path} ({error.strerror or error}): check the file") from None
+        raise ValueError(
+            f"cannot read {path} ({error.strerror or 'it is damaged'}): check the file"
+        ) from None
     return words, np.array(vectors, dtype=np.float32)
 
 

@@ -73,7 +73,7 @@ def _read_folder(folder: Path) -> Callable[[str], bytes]:
         try:
             return (folder / name).read_bytes()
         except OSError as error:
-            problem = f"cannot read {folder / name} ({error.strerror or error})"
+            problem = f"cannot read {folder / name} ({error.strerror or 'it is damaged'})"
             raise ValueError(f"{problem}: unpack cifar-10-binary.tar.gz there again") from None
 
     return content
@@ -90,7 +90,8 @@ def _read_archive(archive: Path) -> Callable[[str], bytes]:
                     stream = tar.extractfile(member)
                     found[name] = b"" if stream is None else stream.read()
     except (OSError, EOFError, tarfile.TarError, zlib.error) as error:
-        raise ValueError(f"cannot read {archive} ({type(error).__name__}: {error}): {_REPAIR}") from None
+        # Not the error's own text: it may quote bytes of the archive.
+        raise ValueError(f"cannot read {archive} ({type(error).__name__}): {_REPAIR}") from None
 
     def content(name: str) -> bytes:
         if name not in found:

@@ -36,15 +36,15 @@ def read_idx(path: Path) -> npt.NDArray[np.uint8]:
             f"{path} is cut short or damaged (its gzip stream does not end well): {_REPAIR}"
         ) from None
     except OSError as error:
-        raise ValueError(f"cannot read {path} ({error.strerror or error}): check the file") from None
+        raise ValueError(
+            f"cannot read {path} ({error.strerror or 'it is damaged'}): check the file"
+        ) from None
 
 
 def _read_stream(stream: IO[bytes], path: Path) -> npt.NDArray[np.uint8]:
     magic = stream.read(4)
     if len(magic) < 4 or magic[:2] != b"\0\0" or magic[2] != _UNSIGNED_BYTES or magic[3] == 0:
-        raise ValueError(
-            f"{path} is not an idx file of unsigned bytes (it starts with {magic.hex()!r}): {_REPAIR}"
-        )
+        raise ValueError(f"{path} is not an idx file of unsigned bytes: {_REPAIR}")
     header = stream.read(4 * magic[3])
     if len(header) < 4 * magic[3]:
         raise ValueError(f"{path} ends inside its header: {_REPAIR}")

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from sordino.data.loaded import Loaded
+from sordino.data.wrong import Wrong, dtype_word, wrong_with
 
 _PAIRS = (("x", "y"), ("inputs", "targets"), ("x_train", "y_train"))
 _TEST_PAIR = ("x_test", "y_test")
@@ -43,12 +44,11 @@ def load_npz(path: Path, classes: int | None = None) -> Loaded:
         classes = max(2, largest + 1)
         if classes > max(_PLAUSIBLE_CLASSES, len(train[1])):
             raise ValueError(
-                f"{path}: labels reach {largest}: number them 0..k-1, or declare classes={classes}"
+                f"{path}: labels are not numbered 0..k-1, so they do not tell the number of classes: number them "
+                "so, or declare classes"
             )
     elif largest >= classes:
-        raise ValueError(
-            f"{path}: labels reach {largest}, too many for classes={classes}: number them 0..{classes - 1}"
-        )
+        raise ValueError(f"{path}: labels are too large for classes={classes}: number them 0..{classes - 1}")
     return Loaded(
         # The file's name, not its path or content: a file that moved or changed must not open a fresh budget.
         name=path.stem,
@@ -73,20 +73,19 @@ def _read(path: Path) -> dict[str, npt.NDArray[Any]]:
     arrays: dict[str, npt.NDArray[Any]] = {}
     try:
         if not zipfile.is_zipfile(path):
-            raise ValueError("not a zip archive")
+            raise Wrong("not a zip archive")
         with np.load(path, allow_pickle=False) as archive:
             for key in archive.files:
                 name = key.lower()
                 if name in wanted:
                     if name in arrays:
-                        raise ValueError(f"two arrays are called {name}")
+                        raise Wrong(f"two arrays are called {name}")
                     arrays[name] = archive[key]
     except (
         Exception
     ) as error:  # a damaged zip raises a dozen unrelated types, and all of them mean the same here
-        reason = (str(error) or type(error).__name__).splitlines()[0]
-        if "allow_pickle" in reason:
-            reason = "it holds Python objects, which are never loaded"
+        pickled = "allow_pickle" in str(error)
+        reason = "it holds Python objects, which are never loaded" if pickled else wrong_with(error)
         raise ValueError(f"{path} is not a readable .npz file ({reason}): {_LAYOUT}") from None
     return arrays
 
@@ -112,10 +111,12 @@ def _pair(path: Path, names: tuple[str, str], arrays: dict[str, npt.NDArray[Any]
             f"{path}: {names[0]} has shape {x.shape}: it needs rows and at least one feature for each"
         )
     if x.dtype != np.uint8 and (x.dtype.kind != "f" or x.dtype.itemsize > 8):
-        raise ValueError(f"{path}: {names[0]} has dtype {x.dtype}: save floats, or uint8 for values 0..255")
+        raise ValueError(
+            f"{path}: {names[0]} has dtype {dtype_word(x.dtype)}: save floats, or uint8 for values 0..255"
+        )
     if y.dtype.kind not in "iu":
         raise ValueError(
-            f"{path}: labels {names[1]} have dtype {y.dtype}: number the classes 0..k-1 as integers"
+            f"{path}: labels {names[1]} have dtype {dtype_word(y.dtype)}: number the classes 0..k-1 as integers"
         )
     if y.ndim != 1:
         raise ValueError(f"{path}: labels {names[1]} have shape {y.shape}: save one integer for each row")

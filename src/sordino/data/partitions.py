@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from sordino.data.groups import units_of
+
 Rows = npt.NDArray[np.int64]
 Labels = npt.NDArray[np.int64]
 
@@ -184,7 +186,9 @@ class Pathological(Partition):
             raise ValueError(f"there are {len(self.groups)} groups of labels for {clients} clients: one each")
         missing = set(names.tolist()) - {label for group in self.groups for label in group}
         if missing:
-            raise ValueError(f"the labels {sorted(missing)} are in no group: every row must go somewhere")
+            raise ValueError(
+                "a label is in no group: every row must go somewhere, so name all the labels there are"
+            )
         return self.groups
 
 
@@ -194,10 +198,13 @@ class Natural(Partition):
 
     users: npt.NDArray[Any]
 
+    def __post_init__(self) -> None:
+        units_of(self.users, len(self.users))  # or refuse, before anything is counted by it
+
     def deal(self, labels: Labels, clients: int, chance: np.random.Generator) -> list[Rows]:
         if self.users.shape != (len(labels),):
             raise ValueError(f"give one user for each of the {len(labels)} rows")
-        _, codes = np.unique(self.users, return_inverse=True)
+        codes = units_of(self.users, len(labels)).numpy()
         order = np.argsort(codes, kind="stable")
         found = np.split(order, np.cumsum(np.bincount(codes))[:-1])
         if clients > len(found):

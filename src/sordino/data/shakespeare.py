@@ -19,6 +19,7 @@ from torch import Tensor
 
 from sordino.data.download import Folders
 from sordino.data.loaded import Loaded
+from sordino.data.wrong import Wrong, wrong_with
 
 PAD, BEGIN, END, UNKNOWN = range(4)  # then come the words, the most frequent first
 SPECIAL = 4
@@ -111,16 +112,13 @@ def _read_speeches(path: Path) -> list[list[str]]:
     """The speeches of each role, in the order of the file."""
     try:
         content = json.loads(gzip.decompress(path.read_bytes()))
-    except (
-        gzip.BadGzipFile,
-        zlib.error,
-        EOFError,
-        ValueError,
-    ) as error:  # damaged JSON and UTF-8 are ValueErrors
-        reason = (str(error) or type(error).__name__).splitlines()[0]
-        raise ValueError(f"{path} is damaged ({reason}): {_REPAIR}") from None
+    except (gzip.BadGzipFile, zlib.error, EOFError, ValueError, RecursionError):
+        # Damaged JSON and UTF-8 are ValueErrors, and their texts quote what they stumbled over.
+        raise ValueError(f"{path} is damaged, not JSON in a gzip file: {_REPAIR}") from None
     except OSError as error:
-        raise ValueError(f"cannot read {path} ({error.strerror or error}): check the file") from None
+        raise ValueError(
+            f"cannot read {path} ({error.strerror or 'it is damaged'}): check the file"
+        ) from None
     try:
         users, counts, data = content["users"], content["num_speeches"], content["user_data"]
         speeches = [list(data[user]) for user in users]
@@ -138,22 +136,27 @@ def _glove_words(path: Path) -> Iterator[str]:
     if path.suffix == ".npz":
         try:
             if not zipfile.is_zipfile(path):
-                raise ValueError("not a zip archive")
+                raise Wrong("not a zip archive")
             with np.load(path, allow_pickle=False) as archive:
                 words = archive["words"]
             if words.ndim != 0 or words.dtype.kind != "U":
-                raise ValueError("words is not one string")
+                raise Wrong("words is not one string")
         except Exception as error:  # a damaged zip raises a dozen unrelated types
-            reason = (str(error) or type(error).__name__).splitlines()[0]
-            raise ValueError(f"{path} does not hold words ({reason}): use {_VECTORS} instead") from None
+            raise ValueError(
+                f"{path} does not hold words ({wrong_with(error)}): use {_VECTORS} instead"
+            ) from None
         yield from str(words).split("\n")
         return
     try:
         with path.open(encoding="utf-8", newline="\n") as file:
             for line in file:
                 yield line.partition(" ")[0]
-    except (UnicodeDecodeError, OSError) as error:
-        raise ValueError(f"cannot read {path} ({error}): get it again from its public home") from None
+    except UnicodeDecodeError:
+        raise ValueError(f"{path} is not a text file in UTF-8: get it again from its public home") from None
+    except OSError as error:
+        raise ValueError(
+            f"cannot read {path} ({error.strerror or 'it is damaged'}): check the file"
+        ) from None
 
 
 def _rows(speeches: Iterable[list[str]], numbers: dict[str, int]) -> tuple[tuple[Tensor, Tensor], Tensor]:

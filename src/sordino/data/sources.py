@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, final
 
 import numpy as np
@@ -15,10 +17,15 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset, default_collate
 
+from sordino.data.chance import seeded
 from sordino.data.tree import Tree, tree_leaves, tree_map
+from sordino.data.wrong import dtype_word
 
 # Made-up rows are the same everywhere: a model check must not draw from the run's streams of randomness.
 _TEMPLATE_SEED = 20_240_229
+
+_TOGETHER = 256  # rows of a data set that are read at a time for a fingerprint
+_READ_TWICE = 8  # of them, to see whether reading a row again gives the same
 
 # Dtypes that many torch kernels (index_select among them) lack, and the smallest common one that holds them.
 _WIDER = {torch.uint16: torch.int32, torch.uint32: torch.int64, torch.uint64: torch.int64}
@@ -40,9 +47,19 @@ class Examples(ABC):
 
     may_draw_randomness = False  # does take() run code of the user's, which may augment?
 
+    def take_readable(self, indices: Tensor) -> tuple[Tensor, Tree, Tree]:
+        """Like ``take``, without the rows that cannot be read: which of ``indices`` are left, inputs, targets.
+
+        For the gate, where a bad row must not stop a run: that it stopped would tell of the row.
+        """
+        return torch.arange(indices.numel()), *self.take(indices)
+
+    @abstractmethod
     def fingerprint(self, key: bytes) -> str | None:
-        """A keyed hash of all rows, where they are at hand; for checkpoints, never for an output."""
-        return None
+        """A keyed hash of all rows in order, or None if they are other ones at each reading.
+
+        For checkpoints, so that a run goes on with the rows it began with; never for an output.
+        """
 
     @abstractmethod
     def _no_rows(self) -> tuple[Tree, Tree]:
@@ -89,7 +106,7 @@ def as_examples(data: Any) -> Examples:
             raise ValueError("the TensorDataset has no targets: build it as TensorDataset(inputs, targets)")
         return _TensorExamples(tensors[0] if len(tensors) == 2 else tensors[:-1], tensors[-1])
     if type(data) is Subset:  # not a subclass of it, which may change the rows
-        return _SubsetExamples(as_examples(data.dataset), torch.as_tensor(data.indices, dtype=torch.int64))
+        return _SubsetExamples(as_examples(data.dataset), _row_numbers(data.indices))
     if isinstance(data, IterableDataset):
         raise ValueError(
             "an IterableDataset has no fixed rows to sample from: pass a map-style Dataset or tensors"
@@ -120,9 +137,7 @@ class _TensorExamples(Examples):
     def fingerprint(self, key: bytes) -> str | None:
         digest = hashlib.blake2b(key=key, digest_size=16)
         for leaf in tree_leaves((self._inputs, self._targets)):
-            array = leaf.detach().cpu().contiguous()
-            digest.update(f"{array.dtype} {tuple(array.shape)}".encode())
-            digest.update(array.reshape(-1).view(torch.uint8).numpy().data)
+            _digest_tensor(digest, leaf)
         return digest.hexdigest()
 
     def _is_everything(self, indices: Tensor) -> bool:
@@ -144,7 +159,11 @@ class _TensorExamples(Examples):
 
 @final
 class _SubsetExamples(Examples):
-    """Rows of other examples, such as a part of `random_split`: indices compose, nothing is copied."""
+    """Rows of other examples, such as a part of `random_split`: indices compose, nothing is copied.
+
+    No row may come twice. It would be counted as two units, and so a person's one row would get noise for half of what
+    it moves; of a Subset of a Subset the same holds for each.
+    """
 
     def __init__(self, whole: Examples, rows: Tensor) -> None:
         if rows.numel() == 0:
@@ -153,6 +172,10 @@ class _SubsetExamples(Examples):
         if bool(((rows < 0) | (rows >= len(whole))).any()):
             raise ValueError(
                 f"the Subset has indices outside its data set of {len(whole)} rows: fix its indices"
+            )
+        if len(torch.unique(rows)) < rows.numel():
+            raise ValueError(
+                "a row appears more than once in the Subset and would count as several units: make its indices unique"
             )
         self._whole = whole
         self._rows = rows
@@ -164,12 +187,25 @@ class _SubsetExamples(Examples):
     def take(self, indices: Tensor) -> tuple[Tree, Tree]:
         return self._whole.take(self._rows.index_select(0, indices.to(self._rows.device)))
 
+    def take_readable(self, indices: Tensor) -> tuple[Tensor, Tree, Tree]:
+        return self._whole.take_readable(self._rows.index_select(0, indices.to(self._rows.device)))
+
+    def fingerprint(self, key: bytes) -> str | None:
+        whole = self._whole.fingerprint(key)
+        if whole is None:
+            return None
+        digest = hashlib.blake2b(whole.encode(), key=key, digest_size=16)
+        _digest_tensor(digest, self._rows)
+        return digest.hexdigest()
+
     def _no_rows(self) -> tuple[Tree, Tree]:
         return self._whole._no_rows()
 
 
 @final
 class _DatasetExamples(Examples):
+    """Rows that code of the user's makes when asked. What it raises is not passed on: it may quote a row."""
+
     may_draw_randomness = True
 
     def __init__(self, dataset: Dataset[Any]) -> None:
@@ -188,6 +224,7 @@ class _DatasetExamples(Examples):
             tree_map(lambda leaf: leaf[:0].clone(), inputs),
             tree_map(lambda leaf: leaf[:0].clone(), targets),
         )
+        self._kinds = tree_map(lambda leaf: _Kind(leaf.dtype, leaf.shape[1:], leaf.device), self._empty)
 
     def __len__(self) -> int:
         return self._count
@@ -198,15 +235,96 @@ class _DatasetExamples(Examples):
         if int(indices.min()) < 0 or int(indices.max()) >= self._count:
             # the same exception that index_select raises for tensors
             raise IndexError(f"index out of range for {self._count} rows")
-        return self._collate(self._rows(indices.tolist()))
+        rows = [self._fitted(row) for row in self._rows(indices.tolist())]
+        if any(row is None for row in rows):
+            raise self._cannot_be_stacked()
+        return self._stacked(rows)
+
+    def take_readable(self, indices: Tensor) -> tuple[Tensor, Tree, Tree]:
+        # Each row with random numbers of its own: one that fails half-way must not change those of the next.
+        first = int(torch.randint(2**31, ()))
+        fitted = []
+        for number, index in enumerate(indices.tolist()):
+            with seeded(first + number):
+                fitted.append(self._fitted(self._rows_or_none([index])[0]))
+        good = [place for place, row in enumerate(fitted) if row is not None]
+        return torch.tensor(good, dtype=torch.int64), *self._stacked([fitted[place] for place in good])
+
+    def fingerprint(self, key: bytes) -> str | None:
+        """Over all rows, read once, with the usual generators seeded for it and afterwards as they were.
+
+        None if reading a few rows twice gives different ones, as when a data set augments from a generator of its own:
+        then nothing here tells one data set from another, and the journal of releases has to.
+        """
+        first = range(min(_READ_TWICE, self._count))
+        if self._digest(key, first) != self._digest(key, first):
+            return None
+        return self._digest(key, range(self._count))
+
+    def _digest(self, key: bytes, indices: range) -> str:
+        digest = hashlib.blake2b(f"{self._count} rows".encode(), key=key, digest_size=16)
+        for row in self._read_in_order(indices):
+            _digest_row(digest, row)
+        return digest.hexdigest()
+
+    def _read_in_order(self, indices: range) -> Iterator[Any]:
+        for start in range(0, len(indices), _TOGETHER):
+            part = list(indices[start : start + _TOGETHER])
+            with seeded(_TEMPLATE_SEED + start):
+                rows = self._rows_or_none(part)
+            yield from rows
 
     def _no_rows(self) -> tuple[Tree, Tree]:
         return self._empty
 
     def _rows(self, indices: list[int]) -> list[Any]:
-        if hasattr(self._dataset, "__getitems__"):  # torch's own protocol for fetching many rows at once
-            return list(self._dataset.__getitems__(indices))
-        return [self._dataset[index] for index in indices]
+        try:
+            if hasattr(self._dataset, "__getitems__"):  # torch's own protocol for fetching many rows at once
+                rows = list(self._dataset.__getitems__(indices))
+            else:
+                rows = [self._dataset[index] for index in indices]
+        except Exception as error:
+            raise ValueError(
+                f"{type(self._dataset).__name__} raised {type(error).__name__} when asked for a row (what it said is "
+                "not shown, since it may quote the row): make sure that every row can be read"
+            ) from None
+        if len(rows) != len(indices):
+            raise ValueError(
+                f"{type(self._dataset).__name__}.__getitems__ did not give one row for each index: fix it"
+            )
+        return rows
+
+    def _rows_or_none(self, indices: list[int]) -> list[Any]:
+        """The rows, with None for those that cannot be read."""
+        try:
+            return self._rows(indices)
+        except ValueError:
+            return [None] if len(indices) == 1 else [self._rows_or_none([index])[0] for index in indices]
+
+    def _fitted(self, row: Any) -> list[Any] | None:
+        """The leaves of a row as the first row has them, or None if they are of another kind.
+
+        Of each row by itself: in a batch that is collated as a whole one label 2.5 makes floats of all the others.
+        """
+        leaves: list[Any] = []
+        try:
+            _fit(self._kinds, row, leaves)
+        except Exception:  # code of the user's may be behind a leaf
+            return None
+        return leaves
+
+    def _stacked(self, rows: list[Any]) -> tuple[Tree, Tree]:
+        if not rows:
+            return self._empty
+        columns = iter(zip(*rows, strict=True))
+        inputs, targets = tree_map(lambda kind: kind.stacked(next(columns)), self._kinds)
+        return inputs, targets
+
+    def _cannot_be_stacked(self) -> ValueError:
+        return ValueError(
+            f"rows of {type(self._dataset).__name__} cannot be stacked: every row needs the same structure, shapes and "
+            "number types (pad or resize them, and return tensors)"
+        )
 
     def _collate(self, rows: list[Any]) -> tuple[Tree, Tree]:
         name = type(self._dataset).__name__
@@ -215,12 +333,9 @@ class _DatasetExamples(Examples):
                 raise ValueError(f"a row of {name} is not a pair: __getitem__ must return (input, target)")
         try:
             inputs, targets = default_collate([tuple(row) for row in rows])
-        except (TypeError, RuntimeError, KeyError, AttributeError):
+        except Exception:
             # torch's message spells out shapes or even values of rows, which may be private
-            raise ValueError(
-                f"rows of {name} cannot be stacked: every row needs the same structure, shapes and number "
-                "types (pad or resize them, and return tensors)"
-            ) from None
+            raise self._cannot_be_stacked() from None
         inputs = tree_map(lambda leaf: _as_tensor(leaf, "inputs"), inputs)
         targets = tree_map(lambda leaf: _as_tensor(leaf, "targets"), targets)
         _count_rows(inputs, targets)
@@ -246,7 +361,7 @@ def _as_tensor(leaf: Any, role: str) -> Tensor:
 def _from_numpy(array: np.ndarray[Any, Any], role: str) -> Tensor:
     if array.dtype.kind not in "fiub" or array.dtype.itemsize > 8:
         raise ValueError(
-            f"{role} have the numpy dtype {array.dtype}: convert them to numbers, such as float32 or int64"
+            f"{role} have the numpy dtype {dtype_word(array.dtype)}: convert them to numbers, such as float32 or int64"
         )
     if not (array.dtype.isnative and array.flags.writeable and all(stride >= 0 for stride in array.strides)):
         array = array.astype(
@@ -276,3 +391,91 @@ def _count_rows(inputs: Tree, targets: Tree) -> int:
     if count == 0:
         raise ValueError("the data has no rows: pass at least one example")
     return count
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """What a leaf of every row has to be."""
+
+    dtype: torch.dtype
+    shape: torch.Size  # of one row
+    device: torch.device
+
+    def fitted(self, leaf: Any) -> Any:
+        """As a tensor, or a plain number, which is stacked faster; any exception if it does not fit."""
+        if type(leaf) is Tensor and leaf.dtype == self.dtype and leaf.shape == self.shape:
+            if leaf.layout != torch.strided:
+                raise TypeError
+            return leaf.detach() if leaf.requires_grad else leaf
+        if type(leaf) is int and not self.shape and self.dtype == torch.int64:
+            if not -(2**63) <= leaf < 2**63:
+                raise OverflowError
+            return leaf
+        if type(leaf) is float and not self.shape and self.dtype == torch.float32:
+            return leaf
+        tensor = _from_numpy(leaf, "rows") if isinstance(leaf, np.ndarray) else torch.as_tensor(leaf).detach()
+        if tensor.shape != self.shape or tensor.layout != torch.strided or tensor.is_quantized:
+            raise ValueError
+        if not torch.can_cast(tensor.dtype, self.dtype):
+            raise TypeError
+        return tensor.to(self.dtype)
+
+    def stacked(self, column: Sequence[Any]) -> Tensor:
+        if all(type(leaf) is int for leaf in column):
+            return torch.tensor(column, dtype=self.dtype, device=self.device)
+        if all(type(leaf) is float for leaf in column):
+            # Of doubles first, as one too large for a single becomes infinite and raises nothing.
+            return torch.tensor(column, dtype=torch.float64, device=self.device).to(self.dtype)
+        return torch.stack([self._tensor(leaf).to(self.device) for leaf in column])
+
+    def _tensor(self, leaf: Any) -> Tensor:
+        return leaf if isinstance(leaf, Tensor) else self.stacked([leaf])[0]
+
+
+def _fit(kinds: Tree, row: Any, leaves: list[Any]) -> None:
+    """Add the leaves of a row to ``leaves``; any exception if they are of other kinds than these."""
+    if isinstance(kinds, _Kind):
+        leaves.append(kinds.fitted(row))
+    elif isinstance(kinds, dict):
+        if set(row) != set(kinds):
+            raise ValueError
+        for key, child in kinds.items():
+            _fit(child, row[key], leaves)
+    else:
+        if not isinstance(row, tuple | list):
+            raise TypeError
+        for child, part in zip(kinds, row, strict=True):
+            _fit(child, part, leaves)
+
+
+def _row_numbers(indices: Any) -> Tensor:
+    """The indices of a Subset; a mask, or what is no whole number, would quietly become other rows."""
+    try:
+        rows = torch.as_tensor(indices)
+    except Exception:
+        rows = torch.zeros(1)
+    if (
+        rows.dim() != 1
+        or rows.is_complex()
+        or (len(rows) and (rows.is_floating_point() or rows.dtype == torch.bool))
+    ):
+        raise ValueError("the indices of the Subset are not row numbers: give a list of whole numbers")
+    return rows.to(torch.int64)
+
+
+def _digest_tensor(digest: hashlib.blake2b, leaf: Tensor) -> None:
+    array = leaf.detach().cpu().contiguous()
+    digest.update(f"{array.dtype} {tuple(array.shape)}".encode())
+    digest.update(array.reshape(-1).view(torch.uint8).numpy().data)
+
+
+def _digest_row(digest: hashlib.blake2b, row: Any) -> None:
+    """Whatever a data set gave for a row, also if it is not fit for training."""
+    for leaf in tree_leaves(row):
+        if isinstance(leaf, np.ndarray) and leaf.dtype.kind in "fiub" and leaf.dtype.itemsize <= 8:
+            leaf = _from_numpy(leaf, "rows")
+        if isinstance(leaf, Tensor) and leaf.layout == torch.strided and not leaf.is_quantized:
+            _digest_tensor(digest, leaf)
+        else:
+            plain = leaf if isinstance(leaf, str | bytes | int | float | np.generic) else None
+            digest.update(f"{type(leaf).__name__} {plain!r};".encode())

@@ -94,7 +94,8 @@ class Pool:
                     rows = range(len(task.chunk.clients))
                     waiting.extend(_Task(task.number, task.chunk.one(row)) for row in rows)
                 else:
-                    found = finished or Finished.none(task.chunk.clients, "never came back")
+                    why = self._workplace.why("never came back")
+                    found = finished or Finished.none(task.chunk.clients, why)
                     done.setdefault(task.number, []).append(found)
                 if finished is None:
                     self._workers[i].end()

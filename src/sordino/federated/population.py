@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -38,10 +39,23 @@ class Population:
 
     @staticmethod
     def of(examples: Examples, parts: Sequence[Rows]) -> Population:
-        """From a partition: the rows of each client."""
-        if not parts or min(len(part) for part in parts) == 0:
-            raise ValueError("every client needs at least one row")
+        """From a partition: the rows of each client.
+
+        A client may have no rows, and then sends nothing: under privacy that must not be told from any other client.
+        A row that a client has twice counts twice in its own training, and nowhere else.
+        """
+        if not any(len(part) for part in parts):
+            raise ValueError("no client has a row: give at least one client something to train on")
         return Population(examples, len(parts), parts.__getitem__, sum(map(len, parts)) / len(parts))
+
+
+def rows_or_none(population: Population, client: int) -> Rows:
+    """The rows of a client, none if it cannot say. Without a sound: what it warns of, or exits with, is its own."""
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            return population.rows(client)
+    except (Exception, SystemExit):
+        return np.zeros(0, dtype=np.int64)
 
 
 @dataclass(frozen=True)
@@ -71,6 +85,8 @@ class LocalPlan:
 
 def local_batches(plan: LocalPlan, rows: Rows, seed: int) -> tuple[Rows, npt.NDArray[np.float32]]:
     """Row indices [K, b] of a client's local steps, and the weights of these rows in their batch's mean."""
+    if len(rows) == 0:
+        raise ValueError("it has no rows to train on")
     chance = np.random.default_rng(seed)
     if plan.max_examples is not None and len(rows) > plan.max_examples:
         rows = chance.choice(rows, plan.max_examples, replace=False)

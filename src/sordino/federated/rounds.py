@@ -7,8 +7,9 @@ same however many processes worked on it, and memory does not grow with the numb
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -20,7 +21,7 @@ from sordino.data import tree_map
 from sordino.federated.algorithms import Algorithm, Participants, Round
 from sordino.federated.engines.gradients import Gradients
 from sordino.federated.local import LocalRule, OwnLoop
-from sordino.federated.population import LocalPlan, Population, Work
+from sordino.federated.population import LocalPlan, Population, Work, rows_or_none
 from sordino.federated.store import ClientStore
 from sordino.gate import seeded
 from sordino.noise import Streams
@@ -39,13 +40,15 @@ class Chunk:
     seeds: tuple[int, ...]
 
     def one(self, row: int) -> Chunk:
-        rows = slice(row, row + 1)
+        return self.some([row])
+
+    def some(self, rows: list[int]) -> Chunk:
         return Chunk(
-            self.clients[rows],
+            tuple(self.clients[row] for row in rows),
             {name: state[rows] for name, state in self.states.items()},
             self.rounds_since[rows],
             self.rates[rows],
-            self.seeds[rows],
+            tuple(self.seeds[row] for row in rows),
         )
 
 
@@ -58,7 +61,9 @@ class Finished:
     states: dict[str, Tensor]  # by name, [P, d]
     rates: Tensor  # [P, 1]
     examples: Tensor  # [P, 1]
-    failed: dict[int, str] = field(default_factory=dict)  # client: why. Nothing of these counts
+    failed: dict[int, str] = field(
+        default_factory=dict
+    )  # client: why (not under privacy). Nothing of these counts
 
     @staticmethod
     def none(clients: Sequence[int], why: str) -> Finished:
@@ -112,15 +117,32 @@ class Workplace:
             yield self.finished(chunk, theta, server, now)
 
     def finished(self, chunk: Chunk, theta: Tensor, server: State, now: Round) -> Finished:
-        """The local work of a chunk. Where a client fails, the others are worked on one by one."""
+        """The local work of a chunk. Where a client fails, another of the chunk stands in for it."""
+        chance = seeded(chunk.seeds[0]) if self.draws_randomness else nullcontext()
         try:
-            with torch.no_grad(), seeded(chunk.seeds[0]) if self.draws_randomness else nullcontext():
+            with torch.no_grad(), self._unseen(), chance:
                 return self._finished(chunk, theta, server, now)
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # a client's own code may even exit
             if len(chunk.clients) == 1:
-                return Finished.none(chunk.clients, f"raised {type(error).__name__}: {error}")
+                return Finished.none(chunk.clients, self.why(f"raised {type(error).__name__}: {error}"))
         alone = [self.finished(chunk.one(row), theta, server, now) for row in range(len(chunk.clients))]
-        return joined(alone)
+        fine = [row for row, part in enumerate(alone) if not part.failed]
+        if not fine or len(fine) == len(alone):
+            return joined(alone)
+        # Once more as many at a time as before: fewer may come to other last digits (batched convolutions do), and
+        # that somebody failed would be in what the others send.
+        rows = [row if row in fine else fine[0] for row in range(len(alone))]
+        together = self.finished(chunk.some(rows), theta, server, now)
+        failed = {client: why for part in alone for client, why in part.failed.items()}
+        return replace(together, clients=chunk.clients, failed=together.failed | failed)
+
+    def why(self, reason: str) -> str:
+        """A reason to leave a client out, which under privacy nobody may know, not even a later log line."""
+        return reason if self.public_examples is None else ""
+
+    def _unseen(self) -> AbstractContextManager[Any]:
+        """Under privacy without warnings: what a client's rows make a library warn of is the client's."""
+        return nullcontext() if self.public_examples is None else warnings.catch_warnings(action="ignore")
 
     def _finished(self, chunk: Chunk, theta: Tensor, server: State, now: Round) -> Finished:
         parts = [self.population.rows(client) for client in chunk.clients]
@@ -142,7 +164,7 @@ class Workplace:
         ]
         fine = torch.stack(largest).isfinite().all(0)
         failed = {
-            client: "returned numbers that are not finite"
+            client: self.why("returned numbers that are not finite")
             for client, good in zip(chunk.clients, fine.tolist(), strict=True)
             if not good
         }
@@ -238,10 +260,7 @@ def in_order_of_work(clients: Sequence[int], population: Population, plan: Local
 
 def steps_of(client: int, population: Population, plan: LocalPlan) -> int:
     """Local steps of a client; 0 if it cannot even say what it has, which will be seen when it has to work."""
-    try:
-        return plan.steps(len(population.rows(client)))
-    except Exception:
-        return 0
+    return plan.steps(len(rows_or_none(population, client)))
 
 
 def mean_of(

@@ -204,13 +204,21 @@ class Engine:
     # Sums ----------------------------------------------------------------------------------------------
 
     def sums(
-        self, inputs: Any, targets: Any, weigh: Weigh, *, count: int = 1, groups: Tensor | None = None
+        self,
+        inputs: Any,
+        targets: Any,
+        weigh: Weigh,
+        *,
+        count: int = 1,
+        groups: Tensor | None = None,
+        there: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """``count`` weighted sums of gradients [count, d], and the norms of the units that were weighed.
 
         Units are examples, or the distinct ids in ``groups`` (one per row), whose gradients are summed before
         anything else. A unit with a non-finite gradient counts as zero: norm 0, no part in any sum. So does a row that
-        the model or the loss cannot compute (a label out of range): an error would tell of it.
+        the model or the loss cannot compute (a label out of range): an error would tell of it. Rows that are not
+        ``there`` count as zero as well.
         """
         self.vector.check()
         if any(norm.training for norm in self._batchnorms):  # model.train() after a model that came in eval()
@@ -236,7 +244,8 @@ class Engine:
             if units and units + more > MOST_UNITS:
                 total = block.double() if total is None else total.add_(block)
                 units = 0
-            all_norms.append(self._add_sums(*piece, weigh, ids, block, fresh=not units))
+            present = None if there is None else there[part]
+            all_norms.append(self._add_sums(*piece, weigh, ids, block, fresh=not units, there=present))
             units += more
             if self.keep_loss:  # but where a row cannot be computed
                 with suppress(Exception), torch.no_grad(), torch.random.fork_rng(devices=[]):
@@ -246,10 +255,21 @@ class Engine:
         return total, all_norms[0] if len(all_norms) == 1 else torch.cat(all_norms)
 
     def _add_sums(
-        self, inputs: Any, targets: Any, weigh: Weigh, ids: Tensor | None, total: Tensor, *, fresh: bool
+        self,
+        inputs: Any,
+        targets: Any,
+        weigh: Weigh,
+        ids: Tensor | None,
+        total: Tensor,
+        *,
+        fresh: bool,
+        there: Tensor | None = None,
     ) -> Tensor:
         """Add one micro-batch's weighted sums to ``total`` (or write them, if ``fresh``); return its norms."""
         factors, units = self._computable_factors(inputs, targets), _count(targets)
+        if there is not None:
+            for factor in (f for fs in factors for f in fs):
+                factor.mask(there)
         if ids is not None:
             unique, index = torch.unique(ids, return_inverse=True)
             units, grouping = len(unique), Groups(index, len(unique))
