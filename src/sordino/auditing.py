@@ -12,6 +12,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
@@ -54,6 +55,7 @@ _PARAMETERS = 4
 _PULL = 1e4  # the canary's norm, in initial thresholds: always clipped
 _OTHERS = 0.5  # the norm of the others, in initial thresholds: a threshold may move across it
 _ROWS_OF_CANARY, _ROWS_OF_OTHERS = 3, 2  # with users for units
+_LEAST_STD = 1e-6  # where noise is missing, ratios are large and still numbers
 _SAMPLINGS = ("poisson", "shuffled", "fixed-order")
 
 
@@ -88,7 +90,7 @@ def audit_gate(
     noise_multiplier: float | None = None,
     delta: float | None = None,
     releases: int = 4,
-    runs: int = 1000,
+    runs: int = 500,
     unit: str = "example",
     federated: bool = False,
     sampling: str | None = None,
@@ -116,7 +118,7 @@ def audit_gate(
         raise ValueError(f"{runs} runs prove nothing: make at least {LEAST_RUNS} of each kind")
     setting.method.step.check(setting.noise_multiplier)
     sides = []
-    with TrainingBar(2 * runs, progress) as bar:
+    with _one_thread(), TrainingBar(2 * runs, progress) as bar:
         for present in (True, False):
             seen = _Seen()
             for run in range(runs):
@@ -142,6 +144,17 @@ def audit_gate(
         with_canary.unpaid or without.unpaid,
         seed is not None,
     )
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """A model of four parameters leaves a second thread nothing to do but to wait."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 @dataclass(frozen=True)
@@ -421,6 +434,7 @@ def _scores(setting: _Setting, seen: _Seen) -> Array:
     """
     thresholds = np.array(seen.thresholds)
     pull = _PULL * setting.scale
+    stds = np.maximum(np.array(seen.stds), _LEAST_STD * setting.scale)
     probes = np.array(seen.probes)
     ratios = [] if setting.method.noise.independent else [_tree_ratios(setting, seen)]
     parts = [
@@ -428,13 +442,13 @@ def _scores(setting: _Setting, seen: _Seen) -> Array:
         for number, probe in enumerate(setting.probes)
     ]
     if not ratios:
-        parts.append(gaussian_ratio(np.array(seen.canary), np.minimum(thresholds, pull), np.array(seen.stds)))
+        parts.append(gaussian_ratio(np.array(seen.canary), np.minimum(thresholds, pull), stds))
     ratios += [_over_steps(setting, seen, part) for part in parts]
     if isinstance(setting.sampling, Poisson):
         together = _over_steps(setting, seen, np.sum(parts, axis=0))  # one coin for all that a release shows
     else:
         together = np.sum(ratios, axis=0)
-    others = (np.array(seen.others) / np.maximum(np.array(seen.stds), 1e-300)).sum(1)
+    others = (np.array(seen.others) / stds).sum(1)
     return np.column_stack([together, *ratios, others])
 
 
@@ -446,13 +460,14 @@ def _over_steps(setting: _Setting, seen: _Seen, ratios: Array) -> Array:
 
 
 def _probe_ratio(setting: _Setting, probe: Probe, seen: Array, thresholds: Array) -> Array:
-    std = np.full_like(seen, probe.sensitivity * probe.multiplier)
+    std = np.full_like(seen, max(probe.sensitivity * probe.multiplier, _LEAST_STD))
     clipped = thresholds < _PULL * setting.scale
+    # By how much a unit moves it is not asked of the probe, whose word for it is on trial.
     if probe.vector:  # q: the direction of whoever is clipped
-        return gaussian_ratio(seen, np.where(clipped, probe.sensitivity, 0.0), std)
+        return gaussian_ratio(seen, np.where(clipped, 1.0, 0.0), std)
     # A count, centred: one more within, or one less. The others of the batch count too, however many there are.
-    moved = np.where(clipped, -probe.sensitivity, probe.sensitivity)
-    each = np.where(thresholds < _OTHERS * setting.scale, -probe.sensitivity, probe.sensitivity)
+    moved = np.where(clipped, -0.5, 0.5)
+    each = np.where(thresholds < _OTHERS * setting.scale, -0.5, 0.5)
     if isinstance(setting.sampling, Poisson):
         many = np.arange(UNITS)
         weights = _binomial(UNITS - 1, setting.sampling.rate)

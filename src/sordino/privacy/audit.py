@@ -29,7 +29,7 @@ GDP_ASSUMPTION = (
     "for Gaussian releases without sampling and is an approximation for sampled batches"
 )
 CONFIDENCES = (0.95, 0.999)
-PROFILE_DELTAS = (1e-3, 1e-2, 0.05, 0.2)  # where a few hundred runs can tell claims apart
+PROFILE_DELTAS = (1e-3, 1e-2, 0.05, 0.1, 0.2, 0.3, 0.45, 0.6, 0.75, 0.9)  # where hundreds of runs can tell claims apart
 
 _CHOOSING = 0.25  # of the runs choose the guess, the others judge it
 LEAST_RUNS = 40
@@ -303,7 +303,7 @@ def whitened_ratio(seen: Array, moved: Array, noise: Array) -> Array:
     Where noise is missing the ratio is huge but finite.
     """
     covariance = noise @ noise.T
-    floor = 1e-9 * float(np.trace(covariance)) / len(covariance)
+    floor = 1e-9 * float(np.trace(covariance)) / len(covariance) + 1e-100
     weights = np.linalg.solve(covariance + floor * np.eye(len(covariance)), moved)
     found: Array = (seen - moved / 2) @ weights
     return found
