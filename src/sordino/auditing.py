@@ -190,8 +190,10 @@ class _Setting:
     @cached_property
     def engine(self) -> Engine:
         """Learnt once: a gate for each run would otherwise look at the model each time."""
-        streams = Streams.from_seed(0)
-        return Gate(_model(), _its_output, self.rows, **self._gate_options(self.sampling, streams)).engine
+        with torch.random.fork_rng(devices=[]):
+            model = nn.Linear(_PARAMETERS, 1, bias=False)
+        options = self._gate_options(self.sampling, Streams.from_entropy())
+        return Gate(model, _its_output, self.rows, **options).engine
 
     @cached_property
     def groups(self) -> Tensor | None:
@@ -408,10 +410,6 @@ class _GateOfRun(Gate):
 
     def _prepare(self) -> None:
         self.engine = self._known
-
-
-def _model() -> nn.Module:
-    return nn.Linear(_PARAMETERS, 1, bias=False)
 
 
 def _its_output(output: Tensor, _: Tensor) -> Tensor:

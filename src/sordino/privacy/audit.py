@@ -29,11 +29,24 @@ GDP_ASSUMPTION = (
     "for Gaussian releases without sampling and is an approximation for sampled batches"
 )
 CONFIDENCES = (0.95, 0.999)
-PROFILE_DELTAS = (1e-3, 1e-2, 0.05, 0.1, 0.2, 0.3, 0.45, 0.6, 0.75, 0.9)  # where hundreds of runs can tell claims apart
+PROFILE_DELTAS = (
+    1e-3,
+    1e-2,
+    0.05,
+    0.1,
+    0.2,
+    0.3,
+    0.45,
+    0.6,
+    0.75,
+    0.9,
+)  # where hundreds of runs can tell claims apart
 
 _CHOOSING = 0.25  # of the runs choose the guess, the others judge it
 LEAST_RUNS = 40
 _THRESHOLDS = 200
+_NEIGHBOURS = 6  # a threshold is judged with a sixth of them around it
+_FAR = 50.0
 _SMALLEST_MU = 1e-6
 _HANDICAP = 0.2  # by so much another score has to promise more than the first, or it is taken for luck
 
@@ -221,7 +234,7 @@ def _best(choosing: Scores, judging: Scores, values: Sequence[Value], confidence
         limits = [_upper(rate * n, n, alpha) for rate, n in zip(rates, trials, strict=True)]
         handicap = _HANDICAP if column else 0.0
         for number, value in enumerate(values):
-            promised = np.nan_to_num(value(*limits), nan=-math.inf) - handicap
+            promised = _smoothed(value(*limits)) - handicap
             at = int(np.argmax(promised))
             if promised[at] > best[0]:
                 best = (float(promised[at]), number, column, float(thresholds[at]))
@@ -230,6 +243,15 @@ def _best(choosing: Scores, judging: Scores, values: Sequence[Value], confidence
     upper = [_upper(rate * n, n, alpha) for rate, n in zip(seen, trials, strict=True)]
     judged = float(np.nan_to_num(values[number](*upper), nan=-math.inf)[0])
     return judged, number
+
+
+def _smoothed(values: Array) -> Array:
+    """Averaged over neighbouring thresholds: the best of two hundred is otherwise the luckiest."""
+    width = max(1, len(values) // _NEIGHBOURS)
+    finite = np.nan_to_num(values, nan=-_FAR, posinf=_FAR, neginf=-_FAR).clip(-_FAR, _FAR)
+    padded = np.pad(finite, (width // 2, width - 1 - width // 2), mode="edge")
+    found: Array = np.convolve(padded, np.full(width, 1 / width), mode="valid")
+    return found
 
 
 def _candidates(present: Array, absent: Array) -> Array:
@@ -257,7 +279,8 @@ def _discriminant(present: Array, absent: Array) -> Array:
     """Fisher's direction: a fault may show in a score that the claim gives no weight."""
     one, two = _finite(present), _finite(absent)
     spread = np.atleast_2d(np.cov(one, rowvar=False) + np.cov(two, rowvar=False))
-    scale = np.sqrt(np.maximum(np.diag(spread), 1e-300))
+    scale = np.sqrt(np.diag(spread))
+    scale = np.where(scale > 0, scale, 1.0)  # of a score that never varies
     shrunk = spread / np.outer(scale, scale) + 1e-6 * np.eye(len(scale))  # scores may repeat each other
     weights: Array = np.linalg.solve(shrunk, (one.mean(0) - two.mean(0)) / scale) / scale
     return weights
