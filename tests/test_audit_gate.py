@@ -21,7 +21,7 @@ PRIVATE = sorted(name for name in METHODS if METHODS[name]().private)
 
 
 def audited(method: Method | str = "dp-sgd", **options: Any) -> GateAudit:
-    defaults = {"noise_multiplier": 1.0, "delta": 1e-5, "releases": 2, "runs": 100, "seed": 1}
+    defaults = {"noise_multiplier": 1.0, "delta": 1e-5, "releases": 2, "runs": 70, "seed": 1}
     return audit_gate(method, **{**defaults, "confidences": (0.95, 1 - 1e-6), **options})
 
 

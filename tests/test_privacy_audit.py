@@ -78,7 +78,7 @@ def test_a_claim_of_two_thirds_is_refuted_without_the_gaussian_assumption():
     assert found.violated
     assert found.refuted is not None
     assert found.refuted.epsilon > found.refuted.claimed
-    assert found.finding.startswith("the claim is violated: at delta")
+    assert found.finding.startswith("the claim is violated: the events of the claim promise epsilon")
     assert "\n" not in found.finding
 
 
@@ -88,6 +88,7 @@ def test_the_plain_bound_refutes_a_claim_at_its_own_delta():
     found = audit(scores, claimed, {})
     assert found.violated
     assert found.refuted is None
+    assert "was claimed, and it is at least" in found.finding
     assert claimed.epsilon < found.bounds[-1].epsilon <= found.largest
 
 

@@ -123,14 +123,13 @@ class Audit:
         surest = self.bounds[-1]
         if surest.epsilon > self.claimed.epsilon:
             seen, claimed, delta = surest.epsilon, self.claimed.epsilon, self.claimed.delta
+            promised = f"epsilon {claimed:.4f} at delta {delta:g} was claimed"
         elif self.refuted is not None:
             seen, claimed, delta = self.refuted.epsilon, self.refuted.claimed, self.refuted.delta
+            promised = f"the events of the claim promise epsilon {claimed:.4f} at delta {delta:g}"
         else:
             return "the claim stands"
-        return (
-            f"the claim is violated: at delta {delta:g} epsilon is at least {seen:.4f} with {surest.confidence:.1%} "
-            f"confidence, and {claimed:.4f} was claimed"
-        )
+        return f"the claim is violated: {promised}, and it is at least {seen:.4f} with {surest.confidence:.1%} confidence"
 
 
 def audit(
