@@ -75,8 +75,8 @@ def main() -> None:
         print(lines[-1], f"  {time.monotonic() - started:.0f} s", flush=True)
     header = (
         f"# What can be proved about the gate\n\n`python benchmarks/audit_gate.py --runs {chosen.runs}`: epsilon at "
-        f"delta {DELTA:g}, {chosen.runs} runs with the unit and as many without it; in the last but one column how close "
-        "the GDP bound comes at 95 %.\n\n"
+        f"delta {DELTA:g}, {chosen.runs} runs with the unit and as many without it; in the last but one column how "
+        "close the GDP bound comes at 95 %.\n\n"
     )
     chosen.out.write_text(header + "\n".join(lines) + "\n")
     sys.exit(2 if violated else 0)

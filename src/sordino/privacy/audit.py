@@ -129,7 +129,8 @@ class Audit:
             promised = f"the events of the claim promise epsilon {claimed:.4f} at delta {delta:g}"
         else:
             return "the claim stands"
-        return f"the claim is violated: {promised}, and it is at least {seen:.4f} with {surest.confidence:.1%} confidence"
+        sure = f"{surest.confidence:.1%} confidence"
+        return f"the claim is violated: {promised}, and it is at least {seen:.4f} with {sure}"
 
 
 def audit(
