@@ -16,6 +16,7 @@ from sordino.data import FixedOrder, Poisson, Shuffled
 from sordino.methods import METHODS, Method, method_named
 from sordino.noise import GaussianNoise, Streams
 from sordino.privacy import Budget
+from sordino.privacy.loss_distribution import squared_mu
 
 PRIVATE = sorted(name for name in METHODS if METHODS[name]().private)
 
@@ -148,6 +149,25 @@ def test_the_noise_of_a_tree_is_what_its_matrix_says(settings: dict[str, Any]) -
         drawn[step] = row
     whitened = np.linalg.pinv(matrix[:, np.abs(matrix).sum(0) > 0]) @ drawn.numpy()
     np.testing.assert_allclose(np.cov(whitened), np.eye(8), atol=6 * np.sqrt(2 / size))
+
+
+@pytest.mark.parametrize("releases", [5, 8, 12])
+@pytest.mark.parametrize("efficient", [True, False])
+@pytest.mark.parametrize("restart", ["auto", 1, None])
+def test_what_a_tree_shows_of_any_unit_is_paid_for(releases: int, efficient: bool, restart: Any) -> None:
+    """Exactly, from the noise of all releases together: mu^2 = m' Sigma^-1 m, whichever unit it is about."""
+    method = method_named("dp-ftrl", {"efficient": efficient, "restart_every": restart})
+    setting = auditing._setting(method, None, 1.0, 1e-5, releases, "example", False, None, None)
+    matrix = noise_matrix(setting, [1.0] * releases)
+    covariance, streams = matrix @ matrix.T, Streams.from_seed(1)
+    batches = [setting.sampling.units(step, UNITS, streams) for step in range(releases)]
+    moved = np.array([[float(unit in batch) for batch in batches] for unit in range(UNITS)])
+    shown = np.einsum("ut,tu->u", moved, np.linalg.solve(covariance, moved.T))
+    event = setting.method.noise.over(setting.sampling, UNITS, releases).cost(releases, 1.0, [])
+    paid = squared_mu(event)
+    assert paid is not None
+    assert shown.max() <= paid * (1 + 1e-9)
+    assert shown.max() > 0.8 * paid  # and not much more than needed
 
 
 @pytest.mark.parametrize(
