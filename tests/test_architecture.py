@@ -31,6 +31,7 @@ ORDER = [
     "runs",
     "training",
     "federated",
+    "auditing",
     "report",
     "recipes",
     "cli",

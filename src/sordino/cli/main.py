@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from sordino.cli import budget
+from sordino.cli import audit, budget
 from sordino.cli.federate import federate
 from sordino.cli.reproduce import reproduce
 from sordino.cli.train import train
@@ -22,6 +22,7 @@ app = typer.Typer(
 app.command()(train)
 app.command()(federate)
 app.command()(reproduce)
+app.add_typer(audit.app, name="audit")
 app.add_typer(budget.app, name="budget")
 
 
