@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 import random
+import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -86,7 +87,9 @@ class Door(ABC):
         self.clip_state = clip.start(names)
         if noise_multiplier > 0 and not math.isfinite(clip.sensitivity(self.clip_state)):
             raise ValueError("noise without clipping gives no guarantee: choose a clipping policy")
-        self._run = self.streams.identity
+        # Two gates never share a charge, not even with one seed on one ledger. A resumed run puts back the name under
+        # which it charged before, so that a replay is not charged twice.
+        self.charged_as = f"{self.streams.identity}-{secrets.token_hex(8)}"
         sampling.check(units)
         if noise is not None and not isinstance(noise, Mechanism):
             raise ValueError(f"noise must be a mechanism such as Tree(restart_every=1), not {noise!r}")
@@ -135,7 +138,7 @@ class Door(ABC):
         if self.noise_multiplier:
             self._releases.check(step, self.noise_state)
         key, event = self._releases.charge(step, self.noise_multiplier, self._probe_multipliers)
-        self.ledger.charge(f"{self._run}/{key}", event)  # first, whatever happens
+        self.ledger.charge(f"{self.charged_as}/{key}", event)  # first, whatever happens
         self.step += 1
         probes = self.clip.probes(self.noise_multiplier, batch)
         vectors = 1 + sum(p.vector for p in probes)
