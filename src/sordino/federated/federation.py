@@ -490,7 +490,7 @@ def federate(
             *([how.assumption] if private else []),
             *([gate.explanation] if gate is not None and gate.explanation else []),
             *assumptions,
-            *_public_facts(private, typical, test is not None or bool(tuning), patience),
+            *_public_facts(private, typical, test is not None or bool(tuning), patience, show_unprotected),
         ],
         plan=plan,
         metrics=metrics,
@@ -555,7 +555,9 @@ def _facts(line: dict[str, Any]) -> dict[str, str]:
     return facts
 
 
-def _public_facts(private: bool, typical: float, tested: bool, patience: float | None) -> list[str]:
+def _public_facts(
+    private: bool, typical: float, tested: bool, patience: float | None, shown: bool
+) -> list[str]:
     facts = ["this is a simulation: the data of all clients lies on one machine"]
     if private:
         facts += [
@@ -566,6 +568,8 @@ def _public_facts(private: bool, typical: float, tested: bool, patience: float |
         ]
         if patience is not None:
             facts.append("whether a client is back in time does not depend on the rows of another")
+        if shown:
+            facts.append("sizes and labels of clients were written down and are not covered by the guarantee")
     if tested:
         facts.append("metrics on held-out rows are not covered by the guarantee")
     return facts
