@@ -133,7 +133,7 @@ def check_outputs(network: nn.Module, loaded: Loaded, spec: str) -> None:
 @contextmanager
 def interruptible(folder: Path) -> Iterator[None]:
     """What stops a run from outside gets one line, which says how to go on."""
-    from sordino.runs import CannotWrite
+    from sordino.runs import CannotWrite, RunDirectory
 
     again = f"the same command with --out {folder} --resume"
     try:
@@ -141,7 +141,8 @@ def interruptible(folder: Path) -> Iterator[None]:
     except KeyboardInterrupt:
         raise ValueError(f"interrupted; to go on from the last checkpoint, give {again}") from None
     except CannotWrite as error:
-        raise ValueError(f"{error} ({again})") from error
+        begun = RunDirectory(folder).is_of_a_run
+        raise ValueError(f"{error} ({again})" if begun else str(error)) from error
 
 
 @contextmanager

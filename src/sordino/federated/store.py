@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -190,7 +191,12 @@ class ClientStore:
                 if needed > there:
                     # Taken now, and not when it is written to: a full disk is an error here, and there a signal that
                     # kills the process.
-                    os.posix_fallocate(descriptor, there, needed - there)
+                    try:
+                        os.posix_fallocate(descriptor, there, needed - there)
+                    except OSError as error:
+                        if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
+                            raise
+                        os.ftruncate(descriptor, needed)  # a file system that cannot promise
             finally:
                 os.close(descriptor)
 

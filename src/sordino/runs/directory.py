@@ -26,7 +26,7 @@ class RunDirectory:
         self._history = Lines(path / "history.jsonl")
 
     def create(self) -> None:
-        with writing(self._history.path):
+        with writing(self._history.path, "repeat the command"):
             self.path.mkdir(parents=True, exist_ok=True)
             self._history.path.touch()
 

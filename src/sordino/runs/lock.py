@@ -56,7 +56,7 @@ def locked(folder: Path) -> Iterator[None]:
 def _taken(folder: Path) -> int:
     path = folder / LOCK
     while True:
-        with writing(path):
+        with writing(path, "repeat the command"):
             folder.mkdir(parents=True, exist_ok=True)
             try:
                 descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -67,9 +67,7 @@ def _taken(folder: Path) -> int:
             # Whoever had it before unlinks the file while it is locked. A lock on a file that has no name any more
             # keeps nobody out, so it counts only if the file is still the one that is found under the name.
             if _is_at(descriptor, path):
-                with writing(path):
-                    os.ftruncate(descriptor, 0)
-                    os.write(descriptor, f"{os.getpid()}\n".encode())
+                _sign(descriptor)
                 return descriptor
         except BaseException:
             os.close(descriptor)
@@ -93,6 +91,13 @@ def _lock(descriptor: int, folder: Path) -> None:
             f"{folder} is on a file system without locks ({error.strerror}), where another run could write to it: "
             "choose a directory on a local disk"
         ) from error
+
+
+def _sign(descriptor: int) -> None:
+    """For the line that the second comer gets. A lock holds without it, so a full disk is no reason to stop here."""
+    with contextlib.suppress(OSError):
+        os.ftruncate(descriptor, 0)
+        os.write(descriptor, f"{os.getpid()}\n".encode())
 
 
 def _is_at(descriptor: int, path: Path) -> bool:

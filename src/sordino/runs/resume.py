@@ -88,9 +88,8 @@ def behaviour(model: nn.Module, theta: Tensor, loss: Loss, examples: Examples) -
 
 
 def _digest_of_losses(model: nn.Module, theta: Tensor, loss: Loss, examples: Examples) -> str | None:
-    buffers = [
-        (buffer, buffer.clone()) for buffer in model.buffers()
-    ]  # which a pass in training mode may move
+    # A pass in training mode may move buffers, or put others in their place.
+    buffers = [(m, n, b, b.clone()) for m in model.modules() for n, b in m._buffers.items() if b is not None]
     try:
         with holding(theta, test_point(theta)), torch.no_grad(), seeded(0):
             inputs, targets = examples.template(5)
@@ -99,8 +98,8 @@ def _digest_of_losses(model: nn.Module, theta: Tensor, loss: Loss, examples: Exa
         return None
     finally:
         with torch.no_grad():
-            for buffer, before in buffers:
-                buffer.copy_(before)
+            for module, name, buffer, before in buffers:
+                module._buffers[name] = buffer.copy_(before)
     return digest(values)
 
 

@@ -24,7 +24,7 @@ class CannotWrite(OSError, ValueError):
 
 
 @contextlib.contextmanager
-def writing(path: Path) -> Iterator[None]:
+def writing(path: Path, then: str = "resume the run") -> Iterator[None]:
     """An `OSError` in here is about ``path``, and says so in one line."""
     try:
         yield
@@ -33,7 +33,7 @@ def writing(path: Path) -> Iterator[None]:
     except OSError as error:
         why = error.strerror or type(error).__name__
         remedy = _REMEDIES.get(error.errno or 0, "mend that")
-        raise CannotWrite(f"{path} could not be written ({why}): {remedy}, then resume the run") from error
+        raise CannotWrite(f"{path} could not be written ({why}): {remedy}, then {then}") from error
 
 
 def replace_file(path: Path, content: bytes, mode: int = 0o644) -> None:
