@@ -29,8 +29,9 @@ def trained(toy: Toy, out: Path | None, **more: Any) -> Any:
 
 
 def federated(toy: Toy, out: Path | None, **more: Any) -> Any:
-    given: dict[str, Any] = {"rounds": 3, "clients": 6, "per_round": 3, "batch_size": 5, "engine": "looped"}
-    given |= {"noise_multiplier": 1.0, "delta": 1e-3, "accountant": "rdp", "workers": 1, "test": toy}
+    given: dict[str, Any] = {"rounds": 3, "clients": 6, "per_round": 3, "batch_size": 5, "local_epochs": 1}
+    given |= {"noise_multiplier": 1.0, "delta": 1e-3, "accountant": "rdp", "workers": 1, "engine": "looped"}
+    given |= {"test": toy}
     return federate(nn.Linear(10, 3), cross_entropy, toy, out=out, progress=False, **given | more)
 
 
