@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-import torch
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from torch import Tensor
 
@@ -49,14 +48,18 @@ class ReleaseJournal:
         self._lines.sync()
 
     def _digest(self, released: Released) -> str:
-        values = [released.gradient, *(_as_tensor(released.probes[name]) for name in sorted(released.probes))]
-        parts = []
-        for place, value in enumerate(values):
-            content = value.detach().cpu().contiguous().view(-1).numpy().data.cast("B")
-            nonce = released.step.to_bytes(8, "big") + place.to_bytes(4, "big")
-            parts.append(self._mac.encrypt(nonce, b"", content).hex())
-        return " ".join(parts)
+        parts: list[bytes | memoryview] = [_bytes_of(released.gradient)]
+        numbers = ""
+        for name, value in sorted(released.probes.items()):
+            if isinstance(value, Tensor):
+                parts.append(_bytes_of(value))
+            numbers += f"{name} {'vector' if isinstance(value, Tensor) else float(value).hex()} "
+        parts.append(numbers.encode())
+        step = released.step.to_bytes(8, "big")
+        return b"".join(
+            self._mac.encrypt(step + place.to_bytes(4, "big"), b"", part) for place, part in enumerate(parts)
+        ).hex()
 
 
-def _as_tensor(value: Tensor | float) -> Tensor:
-    return value if isinstance(value, Tensor) else torch.tensor([value], dtype=torch.float64)
+def _bytes_of(vector: Tensor) -> memoryview:
+    return vector.detach().cpu().contiguous().view(-1).numpy().data.cast("B")
