@@ -23,7 +23,7 @@ class ReleaseJournal:
     The digest is GMAC (AES-GCM of no text), under a key of its own that lies beside the run's. Whoever chooses rows
     does not know that key, and for whoever does not, two different messages have the same tag with a probability below
     their number of blocks over 2^128. Hashes that are safe without a key cost more than is needed: for a million
-    numbers 2.6 ms (SHA-256) or 6.7 (BLAKE2b), and GMAC 0.5, a few hundredths of what their noise takes.
+    numbers 2.6 ms (SHA-256) or 6.7 (BLAKE2b), and GMAC 0.5, less than a tenth of what their noise takes.
     """
 
     def __init__(self, folder: Path, key: bytes) -> None:
