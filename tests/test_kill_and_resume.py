@@ -183,6 +183,53 @@ def test_a_federation_stopped_before_one_of_its_last_files_still_writes_all(
     assert results(tmp_path / "cut") == results(tmp_path / "whole")
 
 
+def killed_at_points(folder: Path, kind: str, most: int, every: int) -> list[tuple[int, str, str]]:
+    """Where the run was killed: the number of the change to a file it was about to make, its name, and the status."""
+    program = Path(__file__).with_name("kill_points.py")
+    command = [sys.executable, str(program), str(folder), kind, str(most), str(every)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stderr
+    return [(change, name, status) for change, name, status in json.loads(done.stdout)]
+
+
+@pytest.mark.parametrize("kind", ["train", "federate"])
+def test_no_kill_at_a_sample_of_points_leaves_a_key_or_half_a_run(kind: str, tmp_path: Path) -> None:
+    found = killed_at_points(tmp_path, kind, most=20, every=4)
+    assert {status for _, _, status in found} == {"none", "running", "complete"}
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("kind", ["train", "federate"])
+def test_no_kill_at_any_point_leaves_a_key_or_half_a_run(kind: str, tmp_path: Path) -> None:
+    """Before every single change to a file, the last deletion included: never two runs in one history either."""
+    found = killed_at_points(tmp_path, kind, most=1000, every=1)
+    assert len(found) >= 40
+    assert [status for _, _, status in found].count("complete") >= 5
+
+
+def both_at_once(out: Path, method: str) -> None:
+    codes = sorted(process.wait(timeout=300) for process in [launch(out, method), launch(out, method)])
+    assert codes == [0, 2]  # exactly one wins
+    lines = [json.loads(line) for line in (out / "history.jsonl").read_text().splitlines()]
+    steps = [line.get("step", line.get("round")) for line in lines]
+    assert steps == sorted(set(steps))  # of one run only
+    assert not (out / "checkpoint").exists()
+    assert not (out / ".lock").exists()
+
+
+def test_of_two_commands_at_once_into_one_directory_exactly_one_wins(tmp_path: Path) -> None:
+    both_at_once(tmp_path / "run", "dp-adam")
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("method", ["dp-adam", "adabest", "dp-ftrlm"])
+def test_of_two_that_resume_at_once_exactly_one_wins(method: str, tmp_path: Path) -> None:
+    finish(tmp_path / "whole", method)
+    assert kill_after(tmp_path / "run", method, 5, 0.0)
+    both_at_once(tmp_path / "run", method)
+    assert results(tmp_path / "run") == results(tmp_path / "whole")
+
+
 @pytest.mark.soak
 @pytest.mark.parametrize("name", FEDERATIONS | MORE_FEDERATIONS)
 def test_ten_random_points_of_a_federation(name: str, tmp_path: Path) -> None:

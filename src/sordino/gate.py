@@ -11,6 +11,7 @@ what is summed, ``noise/`` for what is added, and ``data/sampling.py`` for who t
 from __future__ import annotations
 
 import math
+import secrets
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -24,6 +25,7 @@ import numpy as np
 import torch
 from dp_accounting import DpEvent
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from sordino.clipping.policy import Answer, ClippingPolicy
 from sordino.data import Sampling, as_examples, tree_map, units_of
@@ -90,7 +92,9 @@ class Door(ABC):
         self.clip_state = clip.start(names)
         if noise_multiplier > 0 and not math.isfinite(clip.sensitivity(self.clip_state)):
             raise ValueError("noise without clipping gives no guarantee: choose a clipping policy")
-        self._run = self.streams.identity
+        # Two gates never share a charge, not even with one seed on one ledger. A resumed run puts back the name under
+        # which it charged before, so that a replay is not charged twice.
+        self.charged_as = f"{self.streams.identity}-{secrets.token_hex(8)}"
         sampling.check(units)
         if noise is not None and not isinstance(noise, Mechanism):
             raise ValueError(f"noise must be a mechanism such as Tree(restart_every=1), not {noise!r}")
@@ -139,7 +143,7 @@ class Door(ABC):
         if self.noise_multiplier:
             self._releases.check(step, self.noise_state)
         key, event = self._releases.charge(step, self.noise_multiplier, self._probe_multipliers)
-        self.ledger.charge(f"{self._run}/{key}", event)  # first, whatever happens
+        self.ledger.charge(f"{self.charged_as}/{key}", event)  # first, whatever happens
         self.step += 1
         probes = self.clip.probes(self.noise_multiplier, batch)
         vectors = 1 + sum(p.vector for p in probes)
@@ -274,7 +278,7 @@ class Gate(Door):
         return sums, totals
 
     def _readable(self, rows: Tensor) -> tuple[Any, Any, Tensor | None]:
-        """Inputs and targets, with made-up rows in the place of those that cannot be read; and which can, unless all."""
+        """Inputs and targets, made-up rows in the place of those that cannot be read; and which can, if not all."""
         kept, inputs, targets = self._data.take_readable(rows)
         if len(kept) == len(rows):
             return *self._on_device((inputs, targets)), None
@@ -284,7 +288,7 @@ class Gate(Door):
                 0, kept.to(some.device), some
             )
 
-        whole = tree_map(filled, (inputs, targets), self._data.template(1))
+        whole = pytree.tree_map(filled, (inputs, targets), self._data.template(1))
         there = torch.zeros(len(rows), dtype=torch.bool).index_fill_(0, kept, True)
         return *self._on_device(whole), there.to(self.theta.device)
 

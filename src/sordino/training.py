@@ -26,11 +26,21 @@ from sordino.privacy import (
     show_epsilon,
 )
 from sordino.privacy.certificate import epsilon_to_json, sordino_version
-from sordino.runs import Checkpoint, Run, RunDirectory, TrainingBar, closed_run, restore_
+from sordino.runs import (
+    Checkpoint,
+    Run,
+    RunDirectory,
+    TrainingBar,
+    closed_run,
+    one_run_per_directory,
+    restore_,
+)
+from sordino.runs.journal import ReleaseJournal
+from sordino.runs.opening import find_checkpoint
 from sordino.runs.resume import (
     behaviour,
     check_same_plan,
-    find_checkpoint,
+    digest,
     marks,
     restore_constants,
     save_constants,
@@ -45,6 +55,7 @@ _LOGGED_STEPS = 40  # pricing a step with PLD takes a twentieth of a second
 _CHECKPOINTS = 20
 
 
+@one_run_per_directory
 def train(
     model: nn.Module,
     loss: Loss,
@@ -112,7 +123,7 @@ def train(
     if delta is not None and delta >= 1 / units:
         warnings.warn(
             f"delta {delta:g} is not below 1/n = {1 / units:.3g}: it allows publishing somebody whole",
-            stacklevel=2,
+            stacklevel=3,
         )
 
     directory = None if out is None else RunDirectory(Path(out))
@@ -168,10 +179,17 @@ def train(
             "groups": None if groups is None else as_examples((groups, groups)).fingerprint(streams.key),
             "model or loss": behaviour(model, gate.theta, loss, examples),
             "public_loss": _public_behaviour(public_loss, gate.theta),
+            # What was shown once stays said, and what was assumed stays assumed.
+            "show_unprotected": show_unprotected,
+            "test": test is not None,
+            "evaluations": evaluations,
+            "assumptions": list(assumptions),
+            "accountant": accountant,
         }
     if saved is not None:
         check_same_plan({**saved["plan"], **saved["pinned"]}, {**plan, **pinned})
         gate.engine.everything_unruled = saved["everything_unruled"]
+        gate.charged_as = saved["charged_as"]
 
     theta = gate.theta
     names = [slot.name for slot in gate.engine.vector.slots]
@@ -202,8 +220,14 @@ def train(
             average.copy_(saved["average"])
         history = directory.cut_history(saved["history_size"])
 
+    journal: ReleaseJournal | None = None
+    if directory is not None and multiplier:
+        journal = ReleaseJournal(directory.checkpoint_folder, streams.key)
+
     def field(theta: Tensor) -> Released:
         released = gate(theta, adapt=False)
+        if journal is not None:
+            journal.record(released)  # or refuse, before anything is made of it
         if public_loss is None:
             return released
         return replace(released, gradient=released.gradient + _gradient(public_loss, theta))
@@ -211,6 +235,8 @@ def train(
     def save_checkpoint(step: int) -> None:
         if directory is None:
             return
+        if journal is not None:
+            journal.sync()
         state = {
             "plan": plan,
             "step": step,
@@ -222,6 +248,7 @@ def train(
             "threads": torch.get_num_threads(),
             "pinned": pinned,
             "ledger": gate.ledger.to_state(),
+            "charged_as": gate.charged_as,
             "clip_state": gate.clip_state,
             "noise_state": gate.noise_state,
             "step_state": step_state,
@@ -255,6 +282,8 @@ def train(
                 average.lerp_(theta, 1 - min(decay, (step + 1) / (step + 10)))
             done = step + 1
             if done in logged or done in evaluated:
+                if journal is not None:
+                    journal.sync()
                 released = result.gradients[-1]
                 assert isinstance(released, Released)
                 line = {
@@ -271,10 +300,10 @@ def train(
                 if how.caveat is not None:
                     line["caveat"] = how.caveat
                 if released.unprotected_loss is not None:
-                    line["loss"] = released.unprotected_loss
+                    line |= {"loss": released.unprotected_loss, "covered": False}
                 if done in evaluated:
                     with holding(theta, average):
-                        line.update(evaluate(model, loss, test))
+                        line |= {**evaluate(model, loss, test), "covered": False}
                 history.append(line)
                 if directory is not None:
                     directory.append_history(line)
@@ -290,14 +319,14 @@ def train(
         warnings.warn(
             "training diverged: the model holds numbers that are not finite; use a smaller learning rate or the "
             "default method (what was spent is spent)",
-            stacklevel=2,
+            stacklevel=3,
         )
     thresholds = [line["threshold"] for line in history if line["threshold"]]
     if thresholds and not 1e-3 < thresholds[-1] / gate.clip.sensitivity(gate.clip.start(names)) < 1e3:
         warnings.warn(
             f"the threshold ran away, to {thresholds[-1]:.3g}: use a smaller learning rate, a fixed threshold or the "
             "default method (what was spent is spent)",
-            stacklevel=2,
+            stacklevel=3,
         )
     metrics = {**(evaluate(model, loss, test) if test is not None else {}), "covered": False}
     return closed_run(
@@ -388,7 +417,7 @@ def _noise(
 
 
 def _public_behaviour(public_loss: Callable[[Tensor], Tensor] | None, theta: Tensor) -> str | None:
-    return None if public_loss is None else f"{float(_gradient(public_loss, test_point(theta)).norm()):.4g}"
+    return None if public_loss is None else digest(_gradient(public_loss, test_point(theta)))
 
 
 def _gradient(public_loss: Callable[[Tensor], Tensor], theta: Tensor) -> Tensor:

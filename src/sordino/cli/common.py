@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -129,12 +132,56 @@ def check_outputs(network: nn.Module, loaded: Loaded, spec: str) -> None:
 
 @contextmanager
 def interruptible(folder: Path) -> Iterator[None]:
+    """What stops a run from outside gets one line, which says how to go on."""
+    from sordino.runs import CannotWrite, RunDirectory
+
+    again = f"the same command with --out {folder} --resume"
     try:
         yield
     except KeyboardInterrupt:
-        raise ValueError(
-            f"interrupted; to go on from the last checkpoint, give the same command with --out {folder} --resume"
-        ) from None
+        raise ValueError(f"interrupted; to go on from the last checkpoint, give {again}") from None
+    except CannotWrite as error:
+        begun = RunDirectory(folder).is_of_a_run
+        raise ValueError(f"{error} ({again})" if begun else str(error)) from error
+
+
+@contextmanager
+def told_to_end_is_interrupted() -> Iterator[None]:
+    """SIGTERM, by which machines and schedulers end a process, does what Ctrl-C does. For commands: a library has no
+    business with the handlers of the program it is part of."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    owner = os.getpid()
+
+    def interrupt(*_: Any) -> None:
+        if os.getpid() != owner:  # a fork, which is to end at once
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGTERM)
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
+
+
+def drawn_at_last(
+    folder: Path, draw: Callable[[dict[str, Any], list[dict[str, Any]]], None], as_json: bool
+) -> bool:
+    """Whether the run in ``folder`` was complete but for its figure, which is drawn now."""
+    from sordino.runs import RunDirectory, claimed, to_json
+
+    directory = RunDirectory(folder)
+    if not directory.is_complete or (folder / "report.png").exists():
+        return False
+    with claimed(directory, resume=True), interruptible(folder):
+        summary = directory.summary or {}
+        draw(summary, directory.history())
+    done = f"the run in {folder} was complete; its report.png was missing and is drawn"
+    print(to_json({**summary, "run": str(folder)}) if as_json else done)
+    return True
 
 
 def show_warning(message: Warning | str, *_: Any, **__: Any) -> None:

@@ -17,6 +17,7 @@ from sordino.cli.common import (
     Resume,
     Secure,
     budget_of,
+    drawn_at_last,
     initial_model,
     interruptible,
     loss_for,
@@ -171,6 +172,13 @@ def federate(
     clip = _clip(chosen) if private else None
     rule = _local(local, chosen, server)
     chosen_algorithm = _algorithm(algorithm, server, chosen, private)  # takes the settings that are left
+    if resume and out is not None:
+
+        def draw(summary: dict[str, Any], history: list[dict[str, Any]]) -> None:
+            draw_federated_report(summary, history, out)
+
+        if drawn_at_last(out, draw, as_json):
+            return
     loaded = load(data, classes=classes)
     spec = model or default_model(loaded.name, loaded.input_shape)
     network = initial_model(spec, loaded, seed)
@@ -231,7 +239,7 @@ def federate(
             assumptions=[f"public: {fact}" for fact in loaded.public] if private else [],
             details={"model": spec},
         )
-    draw_federated_report(run.summary, run.history, folder)
+        draw_federated_report(run.summary, run.history, folder)
     if as_json:
         print(to_json({**run.summary, "run": str(folder)}))
     else:

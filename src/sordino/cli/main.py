@@ -7,6 +7,7 @@ import sys
 import typer
 
 from sordino.cli import audit, budget
+from sordino.cli.common import told_to_end_is_interrupted
 from sordino.cli.federate import federate
 from sordino.cli.reproduce import reproduce
 from sordino.cli.train import train
@@ -40,7 +41,8 @@ def _version(
 def main() -> None:
     """Exit codes: 0 done, 2 the user can fix it (one line, no traceback), 1 a bug of ours (a traceback)."""
     try:
-        app()
+        with told_to_end_is_interrupted():
+            app()
     except (ValueError, OSError) as error:
         # The library raises ValueError for what a user can fix; typer itself exits with 2 on bad usage.
         print(f"sordino: {' '.join(str(error).split())}", file=sys.stderr)

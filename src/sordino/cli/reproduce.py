@@ -60,16 +60,20 @@ def reproduce(
         print("sordino: this is the quick one; --full runs the whole published protocol", file=sys.stderr)
 
     from sordino.recipes.frame import Workshop
+    from sordino.runs import RunDirectory
+    from sordino.runs.lock import locked
 
     recipe = RECIPES[name]
     command = ["sordino", "reproduce", name, f"--{size}", *(["--out", str(out)] if out else [])]
-    try:
-        report = recipe.function(Workshop(folder, workers), size == "quick")
-    except KeyboardInterrupt:
-        raise ValueError(
-            f"interrupted; what is finished is kept, and to go on give the same command: {shlex.join(command)}"
-        ) from None
-    result = _write(recipe, report, size, folder)
+    with locked(folder):
+        RunDirectory(folder).tidy()  # in case it was that of a run before
+        try:
+            report = recipe.function(Workshop(folder, workers), size == "quick")
+        except KeyboardInterrupt:
+            raise ValueError(
+                f"interrupted; what is finished is kept, and to go on give the same command: {shlex.join(command)}"
+            ) from None
+        result = _write(recipe, report, size, folder)
     if as_json:
         from sordino.runs import to_json
 
@@ -124,9 +128,11 @@ def _write(recipe: Recipe, report: Report, size: str, folder: Path) -> dict[str,
     if report.draw is not None:
         from matplotlib.figure import Figure
 
+        from sordino.report.figure import save_figure
+
         figure = Figure(figsize=report.size, layout="constrained")
         report.draw(figure)
-        figure.savefig(folder / "figure.png", dpi=120)
+        save_figure(figure, folder / "figure.png")
     return result
 
 

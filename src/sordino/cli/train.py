@@ -16,6 +16,7 @@ from sordino.cli.common import (
     Resume,
     Secure,
     budget_of,
+    drawn_at_last,
     initial_model,
     interruptible,
     loss_for,
@@ -103,6 +104,13 @@ def train(
     from sordino.runs import to_json
     from sordino.training import train as run_training
 
+    if resume and out is not None:
+
+        def draw(summary: dict[str, Any], history: list[dict[str, Any]]) -> None:
+            draw_report(summary, history, out / "report.png")
+
+        if drawn_at_last(out, draw, as_json):
+            return
     loaded = load(data, classes=classes)
     recipe = method_named(method, chosen)
     if recipe.private and budget is None and noise_multiplier is None:
@@ -140,7 +148,7 @@ def train(
             assumptions=[f"public: {fact}" for fact in loaded.public],
             details={"model": spec},
         )
-    draw_report(run.summary, run.history, folder / "report.png")
+        draw_report(run.summary, run.history, folder / "report.png")
     if as_json:
         print(to_json({**run.summary, "run": str(folder)}))
     else:

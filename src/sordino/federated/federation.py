@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from sordino.clipping import Quantile
 from sordino.clipping.policy import ClippingPolicy
 from sordino.data import Sampling
-from sordino.data.partitions import Partition, partition_named
+from sordino.data.partitions import Partition
 from sordino.federated.algorithms import Algorithm, Round, algorithm_named, rate_of_round
 from sordino.federated.conditions import Conditions
 from sordino.federated.engines.gradients import engine_named
@@ -35,6 +35,7 @@ from sordino.federated.setup import (
     check_private,
     client_store,
     described,
+    described_partition,
     draws_randomness,
     fingerprint,
     measured_engine,
@@ -50,12 +51,12 @@ from sordino.noise import Gaussian, Mechanism
 from sordino.privacy import Budget, Ledger, price, show_epsilon
 from sordino.privacy.certificate import epsilon_to_json, sordino_version
 from sordino.privacy.events import gaussian
-from sordino.runs import Checkpoint, Run, RunDirectory, TrainingBar, closed_run
+from sordino.runs import Checkpoint, Run, RunDirectory, TrainingBar, closed_run, one_run_per_directory
+from sordino.runs.journal import ReleaseJournal
+from sordino.runs.opening import find_checkpoint
 from sordino.runs.resume import (
-    ReleaseJournal,
     behaviour,
     check_same_plan,
-    find_checkpoint,
     marks,
     restore_constants,
     save_constants,
@@ -83,6 +84,7 @@ class Seen:
     population: Population | None  # under privacy always None
 
 
+@one_run_per_directory
 def federate(
     model: nn.Module,
     loss: Loss,
@@ -207,7 +209,7 @@ def federate(
         if delta is not None and delta >= 1 / count:
             warnings.warn(
                 f"delta {delta:g} is not below 1/clients = {1 / count:.3g}: it allows publishing somebody whole",
-                stacklevel=2,
+                stacklevel=3,
             )
     if saved is not None:
         assert directory is not None
@@ -221,7 +223,7 @@ def federate(
         warnings.warn(
             f"the noise outweighs what {expected:g} clients a round can say about {size:,} parameters: use more "
             "clients a round, more rounds, a smaller model or a larger epsilon",
-            stacklevel=2,
+            stacklevel=3,
         )
     draws = examples.may_draw_randomness or draws_randomness(model)
     # Under privacy no client may decide about another, so nobody waits for the others of a chunk.
@@ -257,7 +259,7 @@ def federate(
         "rounds": rounds,
         "clients": count,
         "holdout": len(tuning),
-        "partition": described(partition_named(partition) if isinstance(partition, str) else partition),
+        "partition": described_partition(partition),
         "participation": described(how),
         "conditions": asdict(conditions),
         "rate": rate,
@@ -288,6 +290,13 @@ def federate(
             "rows of the data": examples.fingerprint(streams.key),
             "rows of the clients": fingerprint(population, streams.key),
             "model or loss": behaviour(model, theta, loss, examples),
+            # What was shown once stays said, and what was assumed stays assumed.
+            "show_unprotected": show_unprotected,
+            "test": test is not None,
+            "evaluations": evaluations,
+            "patience": patience,
+            "assumptions": list(assumptions),
+            "accountant": accountant,
         }
         if private:  # a replay has to be the same release to the last bit, which a journal checks
             pinned["workers"] = workers
@@ -339,7 +348,7 @@ def federate(
             spent = Spending(gate, rounds, delta, accountant)
             if saved is not None:
                 gate.step, gate.clip_state = saved["gate_step"], saved["clip_state"]
-                gate.noise_state = saved["noise_state"]
+                gate.noise_state, gate.charged_as = saved["noise_state"], saved["charged_as"]
 
         def save_checkpoint(done: int, unlogged: dict[str, Any] | None = None) -> None:
             if directory is None:
@@ -363,6 +372,7 @@ def federate(
                 state |= {
                     "gate_step": gate.step,
                     "ledger": gate.ledger.to_state(),
+                    "charged_as": gate.charged_as,
                     "clip_state": gate.clip_state,
                     "noise_state": gate.noise_state,
                 }
@@ -404,6 +414,8 @@ def federate(
             if done in evaluated:
                 line |= _measures(model, loss, test, examples, tuning)
             line |= extra
+            if done in evaluated or extra:
+                line["covered"] = False
             history.append(line)
             if directory is not None:
                 directory.append_history(line)
@@ -421,7 +433,8 @@ def federate(
                 if gate is not None:
                     released = gate(theta)
                     if journal is not None:
-                        journal.record(number, released.gradient)
+                        journal.record(released)
+                        journal.sync()  # an observer may show anything, after any round
                     mean = gate.parts(released.gradient)
                 else:
                     chosen = how.units(number, count, streams)
@@ -448,13 +461,13 @@ def federate(
         warnings.warn(
             "training diverged: the model holds numbers that are not finite; use a smaller rate"
             + (" (what was spent is spent)" if private else ""),
-            stacklevel=2,
+            stacklevel=3,
         )
     if private and history[-1]["threshold"] >= 10 * history[0]["threshold"]:
         warnings.warn(
             f"the threshold grew from {history[0]['threshold']:.3g} to {history[-1]['threshold']:.3g}, so noise may "
             "have taken over: use a fixed threshold or more clients a round (what was spent is spent)",
-            stacklevel=2,
+            stacklevel=3,
         )
     last = history[-1]  # evaluated, if there is anything to evaluate on
     metrics = {name: last[name] for name in last if name.startswith(("test_", "holdout_"))} | {
@@ -477,7 +490,7 @@ def federate(
             *([how.assumption] if private else []),
             *([gate.explanation] if gate is not None and gate.explanation else []),
             *assumptions,
-            *_public_facts(private, typical, test is not None or bool(tuning), patience),
+            *_public_facts(private, typical, test is not None or bool(tuning), patience, show_unprotected),
         ],
         plan=plan,
         metrics=metrics,
@@ -542,7 +555,9 @@ def _facts(line: dict[str, Any]) -> dict[str, str]:
     return facts
 
 
-def _public_facts(private: bool, typical: float, tested: bool, patience: float | None) -> list[str]:
+def _public_facts(
+    private: bool, typical: float, tested: bool, patience: float | None, shown: bool
+) -> list[str]:
     facts = ["this is a simulation: the data of all clients lies on one machine"]
     if private:
         facts += [
@@ -553,6 +568,8 @@ def _public_facts(private: bool, typical: float, tested: bool, patience: float |
         ]
         if patience is not None:
             facts.append("whether a client is back in time does not depend on the rows of another")
+        if shown:
+            facts.append("sizes and labels of clients were written down and are not covered by the guarantee")
     if tested:
         facts.append("metrics on held-out rows are not covered by the guarantee")
     return facts

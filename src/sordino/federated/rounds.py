@@ -18,12 +18,12 @@ import torch
 from torch import Tensor
 
 from sordino.data import tree_map
+from sordino.data.chance import seeded
 from sordino.federated.algorithms import Algorithm, Participants, Round
 from sordino.federated.engines.gradients import Gradients
 from sordino.federated.local import LocalRule, OwnLoop
 from sordino.federated.population import LocalPlan, Population, Work, rows_or_none
 from sordino.federated.store import ClientStore
-from sordino.gate import seeded
 from sordino.noise import Streams
 
 State = dict[str, Any]

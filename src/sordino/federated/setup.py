@@ -29,6 +29,7 @@ from sordino.federated.rounds import made_up_batch, own_update
 from sordino.federated.store import ClientStore
 from sordino.gradients import Loss
 from sordino.noise import Mechanism, Streams
+from sordino.runs.writing import writing
 from sordino.vector import ParameterVector
 
 _DEFAULT_CLIENTS = 100
@@ -236,7 +237,8 @@ def client_store(
     if kind == "file" and algorithm.client_vectors:
         if folder is None:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sordino-")))
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with writing(folder):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         path = folder / "clients.f32"
     return ClientStore(algorithm.client_vectors, size, ("round", "rate"), path)
 
@@ -286,6 +288,15 @@ def draws_randomness(model: nn.Module) -> bool:
         for module in model.modules()
         for name in ("p", "dropout")
     )
+
+
+def described_partition(partition: Partition | Sequence[Rows] | str) -> Any:
+    """How the rows were dealt, never which: row numbers tell who has how many, and which."""
+    if isinstance(partition, str):
+        partition = partition_named(partition)
+    if isinstance(partition, Partition):
+        return described(partition)
+    return f"given as lists, {len(partition)} clients"
 
 
 def described(part: Any) -> Any:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -9,6 +11,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+
+from sordino.runs.writing import writing
 
 _GROW = 1.5
 
@@ -174,8 +178,27 @@ class ClientStore:
     def _open(self, rows: int) -> Matrix:
         if self.path is None or rows == 0:
             return np.zeros((rows, self._width), dtype=np.float32)
-        mode = "r+" if self.path.exists() else "w+"
-        return np.memmap(self.path, dtype=np.float32, mode=mode, shape=(rows, self._width))  # type: ignore[call-overload, no-any-return]
+        self._make_room(self.path, rows)
+        return np.memmap(self.path, dtype=np.float32, mode="r+", shape=(rows, self._width))
+
+    def _make_room(self, path: Path, rows: int) -> None:
+        """A file for the owner alone whatever the umask, and room on the disk for so many rows."""
+        with writing(path):
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                os.fchmod(descriptor, 0o600)
+                there, needed = os.fstat(descriptor).st_size, rows * self._width * 4
+                if needed > there:
+                    # Taken now, and not when it is written to: a full disk is an error here, and there a signal that
+                    # kills the process.
+                    try:
+                        os.posix_fallocate(descriptor, there, needed - there)
+                    except OSError as error:
+                        if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
+                            raise
+                        os.ftruncate(descriptor, needed)  # a file system that cannot promise
+            finally:
+                os.close(descriptor)
 
     def _reopened(self, rows: int) -> Matrix:
         """The file of an earlier run."""
@@ -195,6 +218,4 @@ class ClientStore:
             grown = np.zeros((rows, self._width), dtype=np.float32)  # takes no room before it is written to
             grown[: len(self._rows)] = self._rows
             return grown
-        with self.path.open("ab") as file:
-            file.truncate(rows * self._width * 4)
         return self._open(rows)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sordino.report.figure import BLUE, GREEN, GREY, RED, History, on_a_log_axis, say
+from sordino.report.figure import BLUE, GREEN, GREY, RED, History, on_a_log_axis, save_figure, say
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -62,7 +62,7 @@ def draw_federated_report(summary: dict[str, Any], history: History, folder: Pat
     figure.suptitle(
         f"{summary['data']}: {summary['algorithm']['kind']}, {local}, {summary['clients']} clients{void}"
     )
-    figure.savefig(folder / "report.png", dpi=120)
+    save_figure(figure, folder / "report.png")
     pyplot.close(figure)
 
 

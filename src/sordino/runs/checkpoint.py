@@ -18,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from sordino.runs.directory import replace_file
+from sordino.runs.writing import replace_file, writing
 
 _FILE = "state.safetensors"
 
@@ -30,8 +30,9 @@ class Checkpoint:
     state: dict[str, Any]
 
     def save(self, folder: Path, file: str = _FILE) -> None:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        folder.chmod(0o700)  # whatever the umask, and whoever made it
+        with writing(folder):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            folder.chmod(0o700)  # whatever the umask, and whoever made it
         tensors: dict[str, Tensor] = {}
         numbers = _split(self.state, "", tensors)
         replace_file(folder / file, save(tensors, {"state": json.dumps(numbers)}), mode=0o600)
@@ -54,6 +55,8 @@ class Checkpoint:
 
 
 def delete_checkpoint(folder: Path) -> None:
+    if not folder.exists():
+        return
     try:
         shutil.rmtree(folder)
     except OSError as error:

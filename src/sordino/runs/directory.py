@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from pathlib import Path
 from typing import Any
 
 from safetensors.torch import save
 from torch import nn
+
+from sordino.runs.checkpoint import delete_checkpoint
+from sordino.runs.lock import LOCK
+from sordino.runs.writing import Lines, replace_file, writing
 
 _CHECKPOINT = "checkpoint"
 
@@ -20,11 +23,12 @@ class RunDirectory:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.checkpoint_folder = path / _CHECKPOINT
-        self._history = path / "history.jsonl"
+        self._history = Lines(path / "history.jsonl")
 
     def create(self) -> None:
-        self.path.mkdir(parents=True, exist_ok=True)
-        self._history.touch()
+        with writing(self._history.path, "repeat the command"):
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._history.path.touch()
 
     @property
     def summary(self) -> dict[str, Any] | None:
@@ -36,6 +40,11 @@ class RunDirectory:
         return read if isinstance(read, dict) else None
 
     @property
+    def is_complete(self) -> bool:
+        summary = self.summary
+        return summary is not None and summary.get("status") == "complete"
+
+    @property
     def is_empty(self) -> bool:
         """Nothing there, or only what a run killed before its first checkpoint has left."""
         if not self.path.exists():
@@ -44,18 +53,41 @@ class RunDirectory:
             return False
         return all(_is_leftover(entry) for entry in self.path.iterdir())
 
+    @property
+    def is_of_a_run(self) -> bool:
+        """Whether a run has left something here, or is under way."""
+        return any((self.path / name).exists() for name in (LOCK, "run.json", _CHECKPOINT))
+
+    def tidy(self) -> None:
+        """Finish what a killed run could not: delete a checkpoint, which holds the key of the noise, that nobody
+        can want any more. Every command that opens the directory of a run calls it, with the lock held."""
+        if self.is_complete:
+            summary = self.summary or {}
+            # Kept on purpose is said in run.json, and a folder of that name may be somebody else's.
+            if "sordino_version" in summary and not summary.get("checkpoint_kept"):
+                delete_checkpoint(self.checkpoint_folder)
+        elif self.is_empty and self.path.exists():
+            delete_checkpoint(self.checkpoint_folder)  # half a file may hold a whole key
+
     def append_history(self, line: dict[str, Any]) -> None:
-        with self._history.open("a") as file:
-            file.write(to_json(line) + "\n")
+        self._history.append(to_json(line))
 
     def history_size(self) -> int:
-        return self._history.stat().st_size
+        """How long the history is, once all of it is on the disk: a checkpoint must not know of more."""
+        self._history.sync()
+        return self._history.size()
 
     def cut_history(self, size: int) -> list[dict[str, Any]]:
         """Drop what was written after a checkpoint was taken; return what is left."""
-        with self._history.open("r+b") as file:
-            file.truncate(size)
-        return [json.loads(line) for line in self._history.read_text().splitlines()]
+        if not self._history.path.exists() or self._history.size() < size:
+            raise ValueError(
+                f"{self._history.path} is shorter than when the checkpoint was taken: put it back, or start afresh"
+            )
+        self._history.cut(size)
+        return [json.loads(line) for line in self._history.read()]
+
+    def history(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self._history.read()]
 
     def write_json(self, name: str, content: dict[str, Any]) -> None:
         replace_file(self.path / name, (to_json(content, indent=2) + "\n").encode())
@@ -82,16 +114,9 @@ def to_json(content: Any, indent: int | None = None) -> str:
 def _is_leftover(entry: Path) -> bool:
     if entry.name == _CHECKPOINT:
         return entry.is_dir() and all(_is_leftover(part) for part in entry.iterdir())
+    if entry.name == LOCK:
+        return True
     temporary = entry.name.startswith(".") and entry.name.endswith(".tmp")
-    return temporary or (entry.name == "history.jsonl" and entry.stat().st_size == 0)
-
-
-def replace_file(path: Path, content: bytes, mode: int = 0o644) -> None:
-    """Write ``path`` so that a reader, or a crash, sees the old file or the new one and nothing between."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
+    # The constants of the model are written before the first checkpoint, and without one they are of no use.
+    orphan = entry.name == "constants.safetensors" and entry.parent.name == _CHECKPOINT
+    return temporary or orphan or (entry.name == "history.jsonl" and entry.stat().st_size == 0)

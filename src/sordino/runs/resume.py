@@ -4,43 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from sordino.data import Examples
-from sordino.gradients import Loss, call_model, evaluating
+from sordino.gate import seeded
+from sordino.gradients import Loss, call_model
 from sordino.noise import Streams
 from sordino.runs.checkpoint import Checkpoint
 from sordino.runs.directory import RunDirectory
 from sordino.vector import holding
-
-
-def find_checkpoint(directory: RunDirectory | None, resume: bool) -> dict[str, Any] | None:
-    if directory is None:
-        if resume:
-            raise ValueError("to resume, say which run: give its directory as out")
-        return None
-    if not resume:
-        if not directory.is_empty:
-            raise ValueError(
-                f"{directory.path} is not empty: choose another directory, or resume the run in it"
-            )
-        return None
-    if not directory.path.is_dir() or not any(directory.path.iterdir()):
-        raise ValueError(
-            f"there is no interrupted run in {directory.path}: check the directory, or do not resume"
-        )
-    summary = directory.summary
-    if summary is not None and summary.get("status") == "complete":
-        raise ValueError(f"the run in {directory.path} is complete: there is nothing to resume")
-    found = Checkpoint.load(directory.checkpoint_folder)
-    if found is None and not directory.is_empty:
-        raise ValueError(f"{directory.path} holds no checkpoint to resume from: choose an empty directory")
-    return None if found is None else found.state
 
 
 def streams_of(seed: int | None, saved: dict[str, Any] | None) -> Streams:
@@ -95,48 +70,43 @@ def test_point(theta: Tensor) -> Tensor:
     return torch.linspace(-0.1, 0.1, len(theta), device=theta.device)
 
 
-def behaviour(model: nn.Module, theta: Tensor, loss: Loss, examples: Examples) -> list[str] | None:
-    """The losses of made-up rows at a made-up theta: a resumed run must compute the same, or its replayed noise would
-    hide another sum. None if the model cannot run on made-up rows."""
-    point = holding(theta, test_point(theta))
+def behaviour(model: nn.Module, theta: Tensor, loss: Loss, examples: Examples) -> dict[str, str | None]:
+    """The losses of made-up rows at a made-up theta, to the last bit: a resumed run must compute the same, or its
+    replayed noise would hide another sum. In the modes the modules are in, in training mode (where dropout has its
+    share) and in evaluation mode; None where the model cannot run on made-up rows."""
+    modes = {module: module.training for module in model.modules()}
+    found: dict[str, str | None] = {}
+    for name, mode in (("as given", None), ("training", True), ("evaluating", False)):
+        try:
+            if mode is not None:
+                model.train(mode)
+            found[name] = _digest_of_losses(model, theta, loss, examples)
+        finally:
+            for module, before in modes.items():
+                module.training = before
+    return found
+
+
+def _digest_of_losses(model: nn.Module, theta: Tensor, loss: Loss, examples: Examples) -> str | None:
+    # A pass in training mode may move buffers, or put others in their place.
+    buffers = [(m, n, b, b.clone()) for m in model.modules() for n, b in m._buffers.items() if b is not None]
     try:
-        with point, evaluating(model), torch.no_grad(), torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
+        with holding(theta, test_point(theta)), torch.no_grad(), seeded(0):
             inputs, targets = examples.template(5)
             values = loss(call_model(model, inputs), targets)
     except Exception:
         return None
-    return [f"{value:.4g}" for value in values.flatten().tolist()]
+    finally:
+        with torch.no_grad():
+            for module, name, buffer, before in buffers:
+                module._buffers[name] = buffer.copy_(before)
+    return digest(values)
 
 
-class ReleaseJournal:
-    """What was released, as digests under the run's key: a replayed release is the same, or the run does not go on.
-
-    Noise is a function of (key, step). A replay that comes to another sum, because a client failed that did not fail
-    before or the other way round, would give away the difference of the two.
-    """
-
-    def __init__(self, folder: Path, key: bytes) -> None:
-        self._file, self._key = folder / "releases.txt", key
-        lines = (
-            self._file.read_text().split("\n")[:-1] if self._file.exists() else []
-        )  # the last may be cut off
-        self._known = dict(line.split(" ") for line in lines)
-
-    def record(self, step: int, released: Tensor) -> None:
-        """Before anything of a release is shown."""
-        content = released.detach().cpu().contiguous().numpy().tobytes()
-        digest = hashlib.blake2b(content, key=self._key, digest_size=16).hexdigest()
-        known = self._known.get(str(step))
-        if known is not None:
-            if known != digest:
-                raise ValueError(
-                    "a repeated round came to another result, which under the same noise must not be shown: resume "
-                    "once more (a client may have failed this time only), as the run was started"
-                )
-            return
-        descriptor = os.open(self._file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        with os.fdopen(descriptor, "a") as file:
-            file.write(f"{step} {digest}\n")
-            file.flush()
-            os.fsync(file.fileno())
+def digest(value: Tensor) -> str:
+    """Tells one tensor from another by every bit. Not for private values: it has no key."""
+    array = value.detach().cpu().contiguous()
+    content = array.reshape(-1).view(torch.uint8).numpy().tobytes()
+    return hashlib.blake2b(
+        f"{array.dtype} {tuple(array.shape)} ".encode() + content, digest_size=16
+    ).hexdigest()

@@ -1,0 +1,263 @@
+"""A full disk, a file that may not be written, and being told to end: one line, and a run that can go on."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import resource
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from conftest import cross_entropy, sordino
+from sordino.cli.common import told_to_end_is_interrupted
+from sordino.federated.store import ClientStore
+from sordino.gate import Door
+from sordino.methods import dp_sgd
+from sordino.runs import CannotWrite, Checkpoint, RunDirectory, replace_file
+from sordino.runs.writing import Lines
+from sordino.training import train
+
+Toy = tuple[Tensor, Tensor]
+
+
+def start(toy: Toy, out: Path, **more: Any) -> Any:
+    model = nn.Linear(10, 3)
+    nn.init.zeros_(model.weight)
+    nn.init.zeros_(model.bias)
+    given: dict[str, Any] = {"method": dp_sgd(), "epochs": 4, "batch_size": 12, "noise_multiplier": 1.0}
+    given |= {"delta": 1e-3, "seed": 1, "accountant": "rdp", "out": out, "progress": False, "test": toy}
+    return train(model, cross_entropy, toy, **given | more)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that nothing happened to."""
+    generator = torch.Generator().manual_seed(11)  # the rows of ``toy``
+    inputs = torch.randn(60, 10, generator=generator)
+    out = tmp_path_factory.mktemp("whole") / "run"
+    start((inputs, inputs[:, :3].argmax(1)), out)
+    return out
+
+
+def fail_at(monkeypatch: pytest.MonkeyPatch, name: str, call: int, code: int) -> None:
+    """The disk is full at this call of a function of ``os``, and at every later one."""
+    original, calls = getattr(os, name), 0
+
+    def failing(*args: Any, **kwargs: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls >= call:
+            raise OSError(code, os.strerror(code))
+        return original(*args, **kwargs)
+
+    monkeypatch.setattr(os, name, failing)
+
+
+def left(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.name.endswith(".tmp") or path.name == ".lock"]
+
+
+# Which call of which function: files that are replaced, lines of the journal and of the history, and the closing.
+POINTS = [("replace", n) for n in (1, 2, 3, 8, 22, 23, 24, 25)] + [("fsync", n) for n in (1, 2, 9)]
+POINTS += [("write", n) for n in (2, 3, 17)]
+
+
+@pytest.mark.parametrize(("name", "call"), POINTS, ids=lambda value: str(value))
+def test_a_full_disk_names_the_file_and_leaves_a_run_that_goes_on(
+    name: str, call: int, toy: Toy, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        fail_at(patch, name, call, errno.ENOSPC)
+        with pytest.raises(CannotWrite) as caught:
+            start(toy, tmp_path / "run")
+    line = str(caught.value)
+    assert str(tmp_path / "run") in line
+    assert "could not be written (No space left on device): free some space, then " in line
+    assert "\n" not in line
+    assert left(tmp_path) == []
+    start(toy, tmp_path / "run", resume=(tmp_path / "run").exists())
+    for file in ("history.jsonl", "model.safetensors"):
+        assert (tmp_path / "run" / file).read_bytes() == (whole / file).read_bytes()
+    assert not (tmp_path / "run/checkpoint").exists()
+
+
+@pytest.mark.parametrize(
+    ("code", "remedy"),
+    [
+        (errno.EDQUOT, "free some of your quota"),
+        (errno.EROFS, "make its file system writable"),
+        (errno.EACCES, "make its directory writable"),
+        (errno.ENXIO, "mend that"),
+    ],
+)
+def test_the_line_says_what_to_do(
+    code: int, remedy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replace_file(tmp_path / "a", b"old")
+    fail_at(monkeypatch, "replace", 1, code)
+    with pytest.raises(CannotWrite, match=rf"/a could not be written \(.+\): {remedy}, then resume the run"):
+        replace_file(tmp_path / "a", b"new")
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+    assert (tmp_path / "a").read_bytes() == b"old"
+
+
+@contextmanager
+def files_of_at_most(size: int) -> Iterator[None]:
+    """A real limit of the kernel's, and no made-up error: it takes a part of what is written and refuses the rest."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize("size", [300, 700, 1500, 2500])
+def test_a_limit_of_the_systems_own_stops_a_run_which_then_goes_on(
+    size: int, toy: Toy, whole: Path, tmp_path: Path
+) -> None:
+    with files_of_at_most(size), pytest.raises(CannotWrite, match="File too large"):
+        start(toy, tmp_path / "run")
+    assert left(tmp_path) == []
+    for path in (tmp_path / "run").rglob("*"):
+        if path.suffix in (".jsonl", ".txt"):
+            assert path.read_bytes()[-1:] in (b"", b"\n")  # whole lines
+    start(toy, tmp_path / "run", resume=True)
+    assert (tmp_path / "run/history.jsonl").read_bytes() == (whole / "history.jsonl").read_bytes()
+
+
+def test_half_a_line_is_taken_back(tmp_path: Path) -> None:
+    lines = Lines(tmp_path / "lines")
+    lines.append("first")
+    with files_of_at_most(9), pytest.raises(CannotWrite):
+        lines.append("second")
+    assert (tmp_path / "lines").read_text() == "first\n"
+    with (tmp_path / "lines").open("a") as file:
+        file.write("seco")  # what a kill has left
+    assert lines.read() == ["first"]
+    lines.append("second")
+    assert lines.read() == ["first", "second"]
+
+
+def test_a_history_that_lost_lines_its_checkpoint_knows_is_refused(toy: Toy, tmp_path: Path) -> None:
+    directory = RunDirectory(tmp_path)
+    directory.create()
+    directory.append_history({"step": 1})
+    with pytest.raises(ValueError, match=r"history.jsonl is shorter than .*: put it back, or start afresh"):
+        directory.cut_history(directory.history_size() + 1)
+    assert directory.cut_history(directory.history_size()) == [{"step": 1}]
+
+
+def test_clients_states_that_find_no_room_are_an_error_and_no_signal(tmp_path: Path) -> None:
+    store = ClientStore(["h"], 100, ["round"], tmp_path / "clients.f32")
+    with files_of_at_most(2000), pytest.raises(CannotWrite, match=r"clients.f32 could not be written"):
+        store.write(1, {"h": torch.ones(100)}, {"round": 1.0})
+
+
+TRAIN = ["train", "digits", "--noise-multiplier", "1", "--delta", "1e-5", "--seed", "1", "--epochs", "2"]
+TRAIN += ["--method", "dp-sgd", "--batch-size", "200", "--accountant", "rdp", "--out", "run"]
+FEDERATE = [
+    "federate",
+    "digits",
+    "--rounds",
+    "3",
+    "--clients",
+    "10",
+    "--per-round",
+    "3",
+    "--local-epochs",
+    "1",
+]
+FEDERATE += ["--seed", "1", "--engine", "looped", "--workers", "1", "--out", "run"]
+
+
+def test_the_command_says_it_in_one_line_with_code_2(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    with monkeypatch.context() as patch:
+        fail_at(patch, "replace", 5, errno.ENOSPC)
+        assert sordino(patch, *TRAIN) == 2
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("sordino: ")]
+    assert "could not be written (No space left on device)" in line
+    assert line.endswith("(the same command with --out run --resume)")
+    assert sordino(monkeypatch, *TRAIN, "--resume") == 0
+
+
+@pytest.mark.parametrize("command", [TRAIN, FEDERATE], ids=["train", "federate"])
+def test_a_figure_that_could_not_be_written_is_drawn_by_a_resume(
+    command: list[str], here: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    def full(path: Path, content: bytes) -> None:
+        with files_of_at_most(100):
+            replace_file(path, content)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("sordino.runs.replace_file", full)  # what a figure is written with, and nothing else
+        assert sordino(patch, *command) == 2
+    err = capsys.readouterr().err
+    assert "run/report.png could not be written (File too large)" in err
+    assert left(here) == []
+    written = (here / "run/run.json").read_bytes()
+    assert sordino(monkeypatch, *command, "--resume") == 0
+    assert "report.png was missing and is drawn" in capsys.readouterr().out
+    assert (here / "run/report.png").read_bytes().startswith(b"\x89PNG")
+    assert (here / "run/run.json").read_bytes() == written
+    assert sordino(monkeypatch, *command, "--resume") == 2  # now there is nothing left to do
+    assert "complete" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", [TRAIN, [*FEDERATE, "--noise-multiplier", "1", "--delta", "1e-3"]])
+def test_being_told_to_end_is_ctrl_c(
+    command: list[str], here: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    before, original = signal.getsignal(signal.SIGTERM), Door.__call__
+
+    def told(gate: Any, *args: Any, **kwargs: Any) -> Any:
+        if gate.step == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return original(gate, *args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Door, "__call__", told)
+        assert sordino(patch, *command) == 2
+    err = capsys.readouterr().err
+    assert (
+        "sordino: interrupted; to go on from the last checkpoint, give the same command with --out run" in err
+    )
+    assert "Traceback" not in err
+    assert signal.getsignal(signal.SIGTERM) is before
+    assert Checkpoint.load(here / "run/checkpoint") is not None
+    assert left(here) == []
+    assert sordino(monkeypatch, *command, "--resume") == 0
+    assert json.loads((here / "run/run.json").read_text())["status"] == "complete"
+
+
+def test_handlers_are_set_by_commands_in_the_main_thread_only(toy: Toy, tmp_path: Path) -> None:
+    before, seen = signal.getsignal(signal.SIGTERM), []
+
+    def elsewhere() -> None:
+        with told_to_end_is_interrupted():
+            seen.append(signal.getsignal(signal.SIGTERM))
+
+    thread = threading.Thread(target=elsewhere)
+    thread.start()
+    thread.join()
+    assert seen == [before]
+    original = Door.__call__
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            Door,
+            "__call__",
+            lambda *a, **k: (seen.append(signal.getsignal(signal.SIGTERM)), original(*a, **k))[1],
+        )
+        start(toy, tmp_path / "run")  # the library leaves them alone
+    assert set(seen) == {before}
