@@ -408,7 +408,7 @@ class _GateOfRun(Gate):
         self._known = engine
         super().__init__(engine.model, engine.loss, data, **options)
 
-    def _prepare(self) -> None:
+    def _prepare(self, template: tuple[Any, Any] | None) -> None:
         self.engine = self._known
 
 
@@ -514,7 +514,10 @@ class _Recorder(GaussianNoise):
         self.room = 4 * steps + 4
         self._places: dict[tuple[str, int], int] = {}
 
-    def add_(self, vector: Tensor, std: float, purpose: str, step: int) -> Tensor:
+    def add_(self, vector: Tensor, std: float, purpose: str, step: int, grid: float | None = None) -> Tensor:
         place = self._places.setdefault((purpose, step), len(self._places))
         vector[place] += std
         return vector
+
+    def accumulate_(self, vector: Tensor, std: float, purpose: str, step: int) -> None:
+        self.add_(vector, std, purpose, step)

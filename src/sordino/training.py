@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sordino.data import FixedOrder, Poisson, Sampling, Shuffled, as_examples
+from sordino.data import FixedOrder, Poisson, Sampling, Shuffled, as_examples, units_of
 from sordino.defaults import default_batch_size, default_epochs
 from sordino.gate import Gate, Released
 from sordino.gradients import Loss, call_model, evaluating, refuse
@@ -70,7 +70,8 @@ def train(
     sampling: str | None = None,
     test: Any = None,
     evaluations: int = 10,
-    groups: Tensor | None = None,
+    groups: Any = None,
+    template: tuple[Any, Any] | None = None,
     public_loss: Callable[[Tensor], Tensor] | None = None,
     seed: int | None = None,
     secure: bool = False,
@@ -92,7 +93,8 @@ def train(
     infinite. The default method tunes itself, and without ``epochs`` and ``batch_size`` these follow from the
     number of units (``sordino.defaults``). ``sampling`` is ``poisson`` (the default), ``shuffled`` or
     ``fixed-order``; tree noise takes ``shuffled``, which it then is when a tree begins, or ``fixed-order``. With
-    ``groups`` (an id for each row) the unit of privacy is the group. With ``out`` the run writes a directory, and
+    ``groups`` (an id for each row) the unit of privacy is the group. The model is checked on made-up rows before a
+    private one is seen; if it cannot run on those, ``template`` has five that are public. With ``out`` the run writes a directory, and
     ``resume=True`` goes on from its last checkpoint bit for bit. The test rows are looked at ``evaluations`` times.
     """
     started = time.monotonic()
@@ -103,10 +105,8 @@ def train(
     if not isinstance(method, Method):
         raise ValueError(f"method must be a name or a Method such as adadp(), not {method!r}")
     if groups is not None:
-        groups = torch.as_tensor(groups)
-        if groups.shape != (len(examples),):
-            raise ValueError(f"groups must give one id for each of the {len(examples)} rows")
-    units = len(examples) if groups is None else len(torch.unique(groups))
+        groups = units_of(groups, len(examples))
+    units = len(examples) if groups is None else int(groups.max()) + 1
     batch_size = default_batch_size(units) if batch_size is None else batch_size
     epochs = default_epochs(units) if epochs is None else epochs
     sampling = sampling or method.noise.sampling
@@ -144,6 +144,7 @@ def train(
         steps=batches,
         ledger=Ledger.from_state(saved["ledger"]) if saved else Ledger(),
         groups=groups,
+        template=template,
         secure=secure,
         streams=streams,
         microbatch=saved["microbatch"] if saved else microbatch,
@@ -188,7 +189,6 @@ def train(
         }
     if saved is not None:
         check_same_plan({**saved["plan"], **saved["pinned"]}, {**plan, **pinned})
-        gate.engine.everything_unruled = saved["everything_unruled"]
         gate.charged_as = saved["charged_as"]
 
     theta = gate.theta
@@ -244,7 +244,6 @@ def train(
             "key": streams.key.hex(),
             "seeded": streams.seeded,
             "microbatch": gate.engine.microbatch,
-            "everything_unruled": gate.engine.everything_unruled,
             "threads": torch.get_num_threads(),
             "pinned": pinned,
             "ledger": gate.ledger.to_state(),
@@ -358,8 +357,14 @@ def evaluate(model: nn.Module, loss: Loss, data: Any, batch: int = 1000) -> dict
     with evaluating(model), torch.no_grad():
         for start in range(0, len(examples), batch):
             inputs, targets = examples.take(torch.arange(start, min(start + batch, len(examples))))
-            output = call_model(model, inputs)
-            total += float(loss(output, targets).sum())
+            try:
+                output = call_model(model, inputs)
+                total += float(loss(output, targets).sum())
+            except Exception as error:
+                raise ValueError(
+                    f"the model or the loss fails on held-out rows with {type(error).__name__} (what it says may quote "
+                    "them): check their labels and shapes"
+                ) from None
             classified = classified and _are_scores(output, targets)
             if classified:
                 right += int((output.argmax(1) == targets).sum())

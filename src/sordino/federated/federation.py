@@ -240,7 +240,8 @@ def federate(
     if saved and "workers" in saved["pinned"]:
         workers = workers or saved["pinned"]["workers"]
     if workers is None:
-        batches = plan_of_client.steps(population.mean_examples) * math.ceil(expected / chunk)
+        batches = plan_of_client.steps(typical if private else population.mean_examples)
+        batches *= math.ceil(expected / chunk)
         workers = 1
         if not isinstance(rule, OwnLoop):
             call = made_up_batch(population, plan_of_client, chunk)

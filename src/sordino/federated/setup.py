@@ -24,7 +24,7 @@ from sordino.federated.algorithms import Algorithm, FedAdam, Scaffold
 from sordino.federated.conditions import Conditions
 from sordino.federated.engines.gradients import Gradients, choose, seconds_of
 from sordino.federated.local import LocalAdam, LocalRule, LocalSgd, OwnLoop
-from sordino.federated.population import LocalPlan, Population, Rows
+from sordino.federated.population import LocalPlan, Population, Rows, rows_or_none
 from sordino.federated.rounds import made_up_batch, own_update
 from sordino.federated.store import ClientStore
 from sordino.gradients import Loss
@@ -170,7 +170,7 @@ def check_own_loop(rule: OwnLoop, theta: Tensor, population: Population) -> None
 def check_disjoint(population: Population) -> None:
     """A row of two clients would count twice."""
     if population.count <= 10 * _MOST_CLIENTS:
-        parts = [_rows_or_none(population, client) for client in range(population.count)]
+        parts = [np.unique(rows_or_none(population, client)) for client in range(population.count)]
         rows = np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64)
         if len(np.unique(rows)) < len(rows):
             raise ValueError(
@@ -182,15 +182,16 @@ def fingerprint(population: Population, key: bytes) -> str:
     """Tells one dealing of the rows from another, by the rows of its first clients; useless without the key."""
     digest = hashlib.blake2b(key=key, digest_size=16)
     for client in range(min(population.count, 10 * _MOST_CLIENTS)):
-        digest.update(_rows_or_none(population, client).astype(np.int64).tobytes() + b";")
+        digest.update(rows_or_none(population, client).astype(np.int64).tobytes() + b";")
     return digest.hexdigest()
 
 
 def _labels(examples: Examples) -> np.ndarray[Any, Any]:
-    _, targets = examples.take(torch.arange(len(examples)))
+    kept, _, targets = examples.take_readable(torch.arange(len(examples)))
+    labels = np.zeros(len(examples), dtype=np.int64)  # nothing to be skewed by
     if isinstance(targets, Tensor) and targets.dim() == 1 and not targets.is_floating_point():
-        return targets.numpy().astype(np.int64)
-    return np.zeros(len(examples), dtype=np.int64)  # nothing to be skewed by
+        labels[kept.numpy()] = targets.numpy().astype(np.int64)
+    return labels
 
 
 def participation_of(
@@ -319,17 +320,10 @@ def described(part: Any) -> Any:
     return None if isinstance(part, float) and math.isnan(part) else part
 
 
-def _rows_or_none(population: Population, client: int) -> Rows:
-    try:
-        return population.rows(client)
-    except Exception:  # a client that cannot say
-        return np.zeros(0, dtype=np.int64)
-
-
 def about_clients(population: Population, rates: dict[int, float]) -> dict[str, Any]:
     """Sizes, labels and rates of clients, for figures. None of it is covered by a guarantee."""
     shown = range(min(population.count, _MOST_CLIENTS))
-    parts = [_rows_or_none(population, client) for client in shown]
+    parts = [rows_or_none(population, client) for client in shown]
     found: dict[str, Any] = {"clients": population.count, "sizes": [len(part) for part in parts]}
     labels = _labels(population.examples)
     if labels.any():

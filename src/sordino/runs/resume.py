@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from sordino.data import Examples
-from sordino.gate import seeded
+from sordino.data.chance import seeded
 from sordino.gradients import Loss, call_model
 from sordino.noise import Streams
 from sordino.runs.checkpoint import Checkpoint
