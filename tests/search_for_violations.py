@@ -79,9 +79,9 @@ def _used_twice() -> nn.Module:
 KINDS: dict[str, Kind] = {
     "linear": Kind(lambda: nn.Linear(6, 5), (6,), 5),
     "wide linear": Kind(lambda: nn.Linear(784, 1, bias=False), (784,), 1),
-    "long linear": Kind(lambda: nn.Linear(150_000, 1, bias=False), (150_000,), 1, rows=8),
+    "long linear": Kind(lambda: nn.Linear(400_000, 1, bias=False), (400_000,), 1, rows=4),
     "many rows": Kind(lambda: nn.Linear(3, 2), (3,), 2, rows=700),
-    "sequence by gram": Kind(lambda: nn.Linear(64, 64), (3, 64), 192),
+    "sequence by gram": Kind(lambda: nn.Linear(64, 64), (4, 64), 256),
     "sequence by gradients": Kind(lambda: nn.Linear(8, 8), (6, 8), 48),
     "matrix product": Kind(lambda: Function(lambda m, x: x @ m.w, w=nn.Parameter(torch.randn(64, 64))), (3, 64), 192),
     "convolution": Kind(lambda: nn.Conv2d(2, 3, 3), (2, 6, 6), 48),
@@ -156,6 +156,11 @@ def adversaries(kind: Kind) -> Iterator[tuple[str, Unit]]:
         nearly = alternating * 1e6 * (1 + rest * torch.rand(kind.outputs))
         yield f"nearly cancelling {rest:g}", _made(kind, ones, nearly)
         yield f"nearly constant {rest:g}", _made(kind, ones + rest * torch.rand(size), alternating * 1e6)
+    if kind.vocabulary == 40:  # tied: the head's gradient by token 1 against the embedding's
+        for rest in (0.0, 1e-7, 1e-5, 1e-3):
+            against = torch.zeros(kind.outputs)
+            against[1], against[80:96] = 1e9, -1e9 * (1 + rest)
+            yield f"head against embedding {rest:g}", _made(kind, ones, against)
     yield "huge inputs", _made(kind, x * 1e9, t)
     yield "huge both", _made(kind, x * 1e9, t * 1e9)
     yield "squares vanish", _made(kind, torch.full((size,), 2.6e-23), torch.full((kind.outputs,), 1.8e18))

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import re
+import secrets
 import stat
 import sys
 import warnings
@@ -37,6 +38,7 @@ from sordino.federated import OwnLoop, federate
 from sordino.federated.population import Population
 from sordino.federated.user_level import UserGate
 from sordino.gate import Door, Gate
+from sordino.gradients import Engine
 from sordino.runs import RunDirectory
 
 TIMINGS = {"seconds", "peak_memory_mib", "created"}
@@ -151,6 +153,8 @@ def observe(capfd: pytest.CaptureFixture[str]) -> Observer:
 @pytest.fixture
 def silent(monkeypatch: pytest.MonkeyPatch) -> None:
     """Gates whose sums are computed, from the private rows, and then replaced by zeros."""
+    monkeypatch.setattr(Engine, "debug", False)
+    monkeypatch.setattr(secrets, "token_hex", lambda size: "0" * 2 * size)  # the name of a gate in its ledger
     for kind in (Gate, UserGate):
         monkeypatch.setattr(kind, "_sums_at", partial_zeros(kind._sums_at))
 

@@ -94,8 +94,9 @@ def train(
     number of units (``sordino.defaults``). ``sampling`` is ``poisson`` (the default), ``shuffled`` or
     ``fixed-order``; tree noise takes ``shuffled``, which it then is when a tree begins, or ``fixed-order``. With
     ``groups`` (an id for each row) the unit of privacy is the group. The model is checked on made-up rows before a
-    private one is seen; if it cannot run on those, ``template`` has five that are public. With ``out`` the run writes a directory, and
-    ``resume=True`` goes on from its last checkpoint bit for bit. The test rows are looked at ``evaluations`` times.
+    private one is seen; if it cannot run on those, ``template`` has five that are public. With ``out`` the run writes a
+    directory, and ``resume=True`` goes on from its last checkpoint bit for bit. The test rows are looked at
+    ``evaluations`` times.
     """
     started = time.monotonic()
     refuse(model)  # before any data is touched
