@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 
 # Options that mean the same everywhere.
 Classes = Annotated[int | None, typer.Option(help="Number of classes of an .npz, if it is public.")]
-Secure = Annotated[bool, typer.Option("--secure", help="Sampling and noise with 64-bit tails; no seed.")]
+Secure = Annotated[
+    bool, typer.Option("--secure", help="Refuse seeds: randomness from the operating system alone.")
+]
 Out = Annotated[Path | None, typer.Option(help="Where the run goes; default runs/DATA-TIME.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with the interrupted run in --out.")]
 KeepCheckpoint = Annotated[

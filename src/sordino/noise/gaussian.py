@@ -12,6 +12,7 @@ from torch import Tensor
 from sordino.noise.grid import CHUNK, check_noise, grid_for, rounded_
 from sordino.noise.randomness import Reader, Streams
 
+REACH = math.inf  # how many standard deviations noise can have: see ``deepened``
 _FRACTION = (1 << 52) - 1  # the bits of a double's fraction
 _ONE = 0x3FF << 52  # the bits of 1.0
 _FINE = 2.0**-20  # below this a uniform number gets further bits

@@ -9,9 +9,10 @@ from dp_accounting import DpEvent
 
 from sordino.clipping.policy import ClippingPolicy
 from sordino.gate import Door
-from sordino.noise import Releases
+from sordino.noise import Releases, gaussian
 from sordino.privacy import Budget, EpsilonCurve, epsilon_after, noise_for, price
 from sordino.privacy.loss_distribution import squared_mu
+from sordino.privacy.tails import check_reach
 
 
 def planned_noise(
@@ -32,10 +33,12 @@ def planned_noise(
         def plan(z: float) -> DpEvent:
             return releases.cost(calls, z, [probe.multiplier for probe in clip.probes(z, expected_batch)])
 
-        return noise_for(budget, plan, accountant), budget.delta
+        noise_multiplier, delta = noise_for(budget, plan, accountant), budget.delta
     assert noise_multiplier is not None
-    if noise_multiplier > 0 and delta is None:
-        raise ValueError("a noise multiplier needs a delta to be priced at")
+    if noise_multiplier > 0:
+        if delta is None:
+            raise ValueError("a noise multiplier needs a delta to be priced at")
+        check_reach(gaussian.REACH, noise_multiplier, calls, delta)
     return noise_multiplier, delta
 
 
