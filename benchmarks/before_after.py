@@ -16,9 +16,10 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 ROOT = Path(__file__).parent.parent
+MODELS = "mlp,fc,dp_ftrl_cnn,oso_cnn,oso_autoencoder,bag_of_words,text_transformer,text_lstm"
 BLOCK = 3  # steps in a turn: the first finds the caches as the other version left them, and is not counted
 
 
@@ -36,9 +37,9 @@ def worker(tree: bool) -> None:
             case = CASES[name]
             model, inputs, targets = case.model_and_batch()
             gate = Gate(
-                model, case.loss, (inputs, targets), clip=Fixed(THRESHOLD), noise_multiplier=NOISE_MULTIPLIER, seed=SEED,
-                sampling=FixedOrder(case.batch) if tree else Poisson(rate=1.0), noise=Tree() if tree else None,
-                steps=4096 if tree else None,
+                model, case.loss, (inputs, targets), clip=Fixed(THRESHOLD), noise_multiplier=NOISE_MULTIPLIER,
+                seed=SEED, sampling=FixedOrder(case.batch) if tree else Poisson(rate=1.0),
+                noise=Tree() if tree else None, steps=4096 if tree else None,
             )  # fmt: skip
         seconds = []
         for _ in range(BLOCK):
@@ -59,7 +60,7 @@ def start(tree: Path, arguments: list[str]) -> subprocess.Popen[str]:
 
 def ask(process: subprocess.Popen[str], command: str) -> list[float]:
     into, out = process.stdin, process.stdout
-    assert isinstance(into, IO) or into is not None
+    assert into is not None
     assert out is not None
     into.write(command + "\n")
     into.flush()
@@ -69,10 +70,7 @@ def ask(process: subprocess.Popen[str], command: str) -> list[float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--before", type=Path)
-    parser.add_argument(
-        "--models",
-        default="mlp,fc,dp_ftrl_cnn,oso_cnn,oso_autoencoder,bag_of_words,text_transformer,text_lstm",
-    )
+    parser.add_argument("--models", default=MODELS)
     parser.add_argument("--tree", action="store_true")
     parser.add_argument("--seconds", type=float, default=25.0)
     parser.add_argument("--worker", action="store_true")

@@ -10,6 +10,9 @@ that ends at 6.56 standard deviations (a radius of 32 bits, as Sordino had it), 
 from __future__ import annotations
 
 import math
+from functools import partial
+
+from dp_accounting import DpEvent
 
 from sordino import Budget
 from sordino.defaults import default_batch_size, default_epochs
@@ -18,6 +21,10 @@ from sordino.privacy import noise_for, poisson_gaussian, repeat
 from sordino.privacy.tails import NEGLIGIBLE, delta_beyond
 
 REACHES = {bits: math.sqrt(2 * math.log(2.0) * bits) for bits in (24, 31, 52)}
+
+
+def plan(z: float, rate: float, steps: int) -> DpEvent:
+    return repeat(poisson_gaussian(z, rate), steps)
 
 
 def main() -> None:
@@ -30,9 +37,7 @@ def main() -> None:
         steps = max(1, round(default_epochs(n) / rate))
         for epsilon in (0.5, 2.0, 8.0, 20.0):
             for delta in (1e-4, 1e-7, 1e-10):
-                z = noise_for(
-                    Budget(epsilon, delta), lambda z: repeat(poisson_gaussian(z, rate), steps), "rdp"
-                )  # noqa: B023
+                z = noise_for(Budget(epsilon, delta), partial(plan, rate=rate, steps=steps), "rdp")
                 added = [delta_beyond(r, z, steps, rate) / delta for r in (*REACHES.values(), REACH)]
                 worst = max(worst, added[-1])
                 cells = " | ".join(f"{value:.1e}" if value else "0" for value in added)

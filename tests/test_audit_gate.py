@@ -64,7 +64,9 @@ def test_users_and_clients_stay_below_their_claim(method: str, how: dict[str, An
 
 @pytest.mark.parametrize("sampling", ["poisson", "shuffled", "fixed-order"])
 def test_sampled_batches_stay_below_their_claim(sampling: str) -> None:
-    found = audited("dp-sgd", sampling=sampling, sampling_rate=0.5, releases=4, noise_multiplier=0.6)
+    found = audited(
+        "dp-sgd", sampling=sampling, sampling_rate=0.5, releases=4, noise_multiplier=0.6, runs=200
+    )
     stands(found)
 
 
@@ -145,7 +147,7 @@ def test_the_noise_of_a_tree_is_what_its_matrix_says(settings: dict[str, Any]) -
     for step, threshold in enumerate(thresholds):
         row = torch.zeros(size)
         std = releases.add_(row, draw, 1.0, threshold, step, state)
-        assert np.linalg.norm(matrix[step]) == pytest.approx(std)
+        assert np.linalg.norm(matrix[step]) == pytest.approx(std, rel=1e-4)  # both are on the grid
         drawn[step] = row
     whitened = np.linalg.pinv(matrix[:, np.abs(matrix).sum(0) > 0]) @ drawn.numpy()
     np.testing.assert_allclose(np.cov(whitened), np.eye(8), atol=6 * np.sqrt(2 / size))

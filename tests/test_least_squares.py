@@ -376,14 +376,20 @@ def test_the_default_regularisation_is_near_the_best() -> None:
     generator = np.random.default_rng(3)
     rows = generator.normal(size=(2000, 10)) / math.sqrt(10)
     truth = generator.normal(size=10) / math.sqrt(10)
-    model = LeastSquares(horizon=2000, epsilon=4, delta=1e-6, seed=3).fit(rows, rows @ truth)
+    models = [
+        LeastSquares(horizon=2000, epsilon=4, delta=1e-6, seed=seed).fit(rows, rows @ truth)
+        for seed in range(12)
+    ]
 
     def error(factor: float) -> float:
-        model.set_params(regularisation=None)
-        model.set_params(regularisation=factor * model.regularisation_)
-        return float(np.linalg.norm(model.coef_ - truth))
+        errors = []
+        for model in models:
+            model.set_params(regularisation=None)
+            model.set_params(regularisation=factor * model.regularisation_)
+            errors.append(float(np.linalg.norm(model.coef_ - truth)))
+        return float(np.mean(errors))
 
-    assert error(1) < 1.2 * min(error(factor) for factor in (0.03, 0.1, 0.3, 3, 10))
+    assert error(1) < 1.3 * min(error(factor) for factor in (0.03, 0.1, 0.3, 3, 10))
 
 
 def test_a_copy_can_predict_but_has_no_key_and_cannot_go_on() -> None:

@@ -1,4 +1,4 @@
-"""Sums and noise on one grid: exact arithmetic, tails without an end, and two attacks that plain noise does not withstand."""
+"""Sums and noise on one grid: exact, with tails without an end, and attacks that plain noise does not withstand."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ def test_plans_whose_noise_would_end_too_early_are_refused(monkeypatch: pytest.M
     budget = Budget(8.0, 1e-7)
     train(torch.nn.Linear(3, 2), loss, data, budget=budget, epochs=1, progress=False)
     monkeypatch.setattr(gaussian, "REACH", math.sqrt(2 * 31 * math.log(2)))
-    with pytest.raises(ValueError, match="ends at 6.56 standard deviations"):
+    with pytest.raises(ValueError, match=r"ends at 6\.56 standard deviations"):
         train(torch.nn.Linear(3, 2), loss, data, budget=budget, epochs=1, progress=False)
 
 
@@ -214,7 +214,7 @@ def low_bits(outputs: np.ndarray) -> np.ndarray:
 
 
 def attainable(outputs: np.ndarray) -> np.ndarray:
-    """Jin et al. (2022), against DP-SGD: is there a pair of uniform numbers that makes just this noise, if the sum is 0?"""
+    """Jin et al. (2022), against DP-SGD: if the sum is 0, is there a pair of uniform numbers that makes this noise?"""
     x = outputs.astype(np.float64) / STD
     radius = np.rint(-np.expm1(-0.5 * (x**2).sum(1)) * 2**24).astype(np.int64)
     angle = np.rint(np.arctan2(x[:, 1], x[:, 0]) / (2 * np.pi) % 1 * 2**24).astype(np.int64)

@@ -129,9 +129,9 @@ def listening() -> Iterator[tuple[list[float], dict[str, list[float]]]]:
     drawn: dict[str, list[float]] = {}
     add, weights = GaussianNoise.add_, Quantile.weights
 
-    def heard(self: GaussianNoise, vector: Tensor, std: float, purpose: str, step: int) -> Tensor:
+    def heard(self: GaussianNoise, vector: Tensor, std: float, purpose: str, *rest: Any) -> Tensor:
         drawn.setdefault(purpose, []).append(std)
-        return add(self, vector, std, purpose, step)
+        return add(self, vector, std, purpose, *rest)
 
     def weighed(self: Quantile, norms: Any, state: Any) -> Tensor:
         clipped_at.append(state["threshold"])
@@ -235,9 +235,9 @@ def noise_times(factor: float, *purposes: str) -> Plant:
     """Noise scaled, on everything or on what is drawn for these purposes."""
     add = GaussianNoise.add_
 
-    def planted(self: GaussianNoise, vector: Tensor, std: float, purpose: str, step: int) -> Tensor:
+    def planted(self: GaussianNoise, vector: Tensor, std: float, purpose: str, *rest: Any) -> Tensor:
         scaled = std * factor if not purposes or purpose in purposes else std
-        return vector if scaled == 0 else add(self, vector, scaled, purpose, step)
+        return vector if scaled == 0 else add(self, vector, scaled, purpose, *rest)
 
     return lambda patch: patch.setattr(GaussianNoise, "add_", planted)
 
@@ -329,7 +329,7 @@ def test_a_tree_node_drawn_twice_is_caught(caught: Any, efficient: bool) -> None
     """Two nodes with the same noise: their difference has none."""
 
     def planted(self: _Nodes, vector: Tensor, std: float, height: int, end: int) -> None:
-        self.draw.add_(vector, std, "noise:tree", (self.number << 40) + end // 2)
+        self.draw.accumulate_(vector, std, "noise:tree", (self.number << 40) + end // 2)
 
     settings = {"efficient": efficient}
     check = the_audit_stands("dp-ftrl", runs=120, releases=4, settings=settings, noise_multiplier=2.0)
@@ -376,8 +376,8 @@ def test_an_empty_batch_without_noise_is_caught(caught: Any) -> None:
     """Nothing to hide is a fact about the batch: zeros say that nobody was in it."""
     add = GaussianNoise.add_
 
-    def planted(self: GaussianNoise, vector: Tensor, std: float, purpose: str, step: int) -> Tensor:
-        return add(self, vector, std, purpose, step) if bool(vector.any()) else vector
+    def planted(self: GaussianNoise, vector: Tensor, *rest: Any) -> Tensor:
+        return add(self, vector, *rest) if bool(vector.any()) else vector
 
     caught(an_empty_batch_releases_noise, lambda patch: patch.setattr(GaussianNoise, "add_", planted))
 

@@ -60,7 +60,7 @@ def theorem() -> tuple[float, float]:
 @lru_cache
 def increments(efficient: bool, steps: int = STEPS, features: int = FEATURES, seeds: int = SEEDS) -> Tensor:
     """The noise of ``seeds`` runs [n, seeds, p], as coordinates of one vector: independent, and drawn at once."""
-    draw = GaussianNoise(Streams.from_seed(11), secure=True)
+    draw = GaussianNoise(Streams.from_seed(11))
     releases = TreeReleases(Tree(efficient, None), steps, steps, steps)
     state, rows = releases.start(), torch.zeros(steps, seeds * features, dtype=torch.float64)
     for step, row in enumerate(rows):

@@ -253,7 +253,7 @@ def test_frozen_parts_come_back_on_resume(toy: Any, tmp_path: Path, monkeypatch:
 
 def test_a_diverged_run_still_ends_and_says_so(toy: Any, tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="diverged"):
-        run = start(toy, method=dp_sgd(learning_rate=1e38), out=tmp_path / "run")
+        run = start(toy, method=dp_sgd(learning_rate=1e38), epochs=80, out=tmp_path / "run")
     summary = json.loads((tmp_path / "run/run.json").read_text())
     assert summary["status"] == "complete"
     assert summary["metrics"]["test_loss"] in ("nan", "inf") or summary["metrics"]["test_loss"] > 1e20

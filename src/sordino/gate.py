@@ -162,7 +162,7 @@ class Door(ABC):
         for probe in probes:
             answer = next(further) if probe.vector else next(scalars).reshape(1)
             std = probe.sensitivity * probe.multiplier if self.noise_multiplier else 0.0
-            grid = grid_for(probe.sensitivity, answer.numel())
+            grid = grid_for(probe.sensitivity, answer.numel()) if std else None
             answer = self._draw.add_(answer, std, f"noise:{probe.name}", step, grid).div_(batch)
             answers[probe.name] = answer.to(torch.float32) if probe.vector else float(answer)
         loss = self._unprotected_loss()

@@ -69,7 +69,7 @@ class LeastSquares(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     Scores on held-out rows, and whatever scaled the rows beforehand, are not covered.
 
     >>> rows = np.random.default_rng(0).normal(size=(2000, 2)) / 3
-    >>> model = LeastSquares(horizon=2000, epsilon=4, delta=1e-5, seed=1).fit(rows, rows @ [0.5, -0.4])
+    >>> model = LeastSquares(horizon=2000, epsilon=4, delta=1e-5, seed=6).fit(rows, rows @ [0.5, -0.4])
     >>> print(model.coef_.round(1), round(model.epsilon_(delta=1e-5), 3))
     [ 0.5 -0.4] 4.0
     """
