@@ -130,7 +130,9 @@ def test_noise_has_no_end(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def extreme(self: Reader, buffer: memoryview) -> None:
         fill(self, buffer)
-        np.frombuffer(buffer, dtype=np.uint64)[0] = 2**64 - 1
+        np.frombuffer(buffer, dtype=np.uint64)[0] = (
+            2**64 - 1
+        )  # the smallest uniform number, after it was turned round
 
     monkeypatch.setattr(Reader, "fill", extreme)
     monkeypatch.setattr(Reader, "word", lambda self: next(words))

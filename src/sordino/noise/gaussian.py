@@ -78,7 +78,7 @@ class _Buffers:
     def normals(self, std: float, reader: Reader, tail: Reader) -> Tensor:
         reader.fill(self._bytes)
         # The fraction of a double in [1, 2): a conversion of whole numbers would cost more.
-        self._words.bitwise_right_shift_(12).bitwise_and_(_FRACTION).bitwise_or_(_ONE)
+        self._words.bitwise_and_(_FRACTION).bitwise_or_(_ONE)
         half = len(self._uniforms) // 2
         radius, angle = self._uniforms[:half], self._uniforms[half:]
         radius.neg_().add_(2.0)  # in (0, 1]
@@ -86,7 +86,7 @@ class _Buffers:
             for i in (radius < _FINE).nonzero().flatten().tolist():
                 radius[i] = deepened(float(radius[i]), tail)
         radius.log_().mul_(-2.0 * std * std).sqrt_()
-        angle.sub_(1.5).mul_(2 * math.pi)
+        angle.mul_(2 * math.pi)  # from one turn to two
         cosine, sine = self._normals[:half], self._normals[half:]
         torch.cos(angle, out=cosine).mul_(radius)
         torch.sin(angle, out=sine).mul_(radius)
