@@ -82,6 +82,8 @@ KINDS: dict[str, Kind] = {
     "long linear": Kind(lambda: nn.Linear(400_000, 1, bias=False), (400_000,), 1, rows=4),
     "many rows": Kind(lambda: nn.Linear(3, 2), (3,), 2, rows=700),
     "sequence by gram": Kind(lambda: nn.Linear(64, 64), (4, 64), 256),
+    "many sequences": Kind(lambda: nn.Linear(12, 12), (2, 12), 24, rows=300),
+    "many embeddings": Kind(_embedding_pair, (4,), 16, tokens=4, rows=300),
     "sequence by gradients": Kind(lambda: nn.Linear(8, 8), (6, 8), 48),
     "matrix product": Kind(lambda: Function(lambda m, x: x @ m.w, w=nn.Parameter(torch.randn(64, 64))), (3, 64), 192),
     "convolution": Kind(lambda: nn.Conv2d(2, 3, 3), (2, 6, 6), 48),

@@ -12,7 +12,7 @@ from torch import Tensor
 
 import sordino.gate as gate_module
 from search_for_violations import KINDS, POLICIES, search
-from sordino.gradients import Engine, bounds, engine, factors
+from sordino.gradients import Engine, bounds, factors
 from sordino.gradients.bounds import MOST_UNITS, ROUND_OFF, rounding_of_sums, row_norms
 from sordino.gradients.factors import Outer, Product, Rows
 
@@ -108,7 +108,7 @@ def _single_precision_norms(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _single_precision_sums(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "MOST_UNITS", 10**9)
+    monkeypatch.setattr(bounds, "MOST_UNITS", 10**9)
     monkeypatch.setattr(gate_module, "_ROOM", 0.0)
 
 

@@ -7,6 +7,8 @@ their squares no longer count beside their sum, parts that cancel in the norm bu
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
@@ -55,3 +57,27 @@ def row_norms(x_BN: Tensor) -> Tensor:
 
 def row_squares(x_BN: Tensor) -> Tensor:
     return row_norms(x_BN).square_()
+
+
+class BlockSums:
+    """Sums over units: in single precision over at most ``MOST_UNITS`` of them, in double from there."""
+
+    def __init__(self, count: int, size: int, device: torch.device) -> None:
+        self._block = torch.empty(count, size, device=device)
+        self._units = 0  # in the block
+        self._total: Tensor | None = None
+
+    def blocks(self, units: int) -> Iterator[tuple[int, int, Tensor, bool]]:
+        """Where to add up so many units: from which to which, the block [count, size], and whether that is fresh."""
+        start = 0
+        while start < units:
+            if self._units == MOST_UNITS:
+                self._total = self._block.double() if self._total is None else self._total.add_(self._block)
+                self._units = 0
+            stop = min(units, start + MOST_UNITS - self._units)
+            yield start, stop, self._block, self._units == 0
+            self._units += stop - start
+            start = stop
+
+    def total(self) -> Tensor:
+        return self._block if self._total is None else self._total.add_(self._block)

@@ -7,6 +7,7 @@ beside this one; how the passes are watched is in ``capture``.
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from sordino.gradients import attention, broadcast, convolution, embedding, linear, normalisation, recurrent
-from sordino.gradients.bounds import MOST_UNITS
+from sordino.gradients.bounds import BlockSums
 from sordino.gradients.calls import Loss, call_model, check_loss
 from sordino.gradients.capture import CannotCapture, Capture, Plan, learn
 from sordino.gradients.examine import Watchman, evaluating, refuse_mixing, shaken, variants
@@ -74,8 +75,9 @@ class Engine:
         self.model = model
         self.loss = loss
         self.vector = ParameterVector(model)
-        self.microbatch = None if microbatch is None else min(microbatch, MOST_UNITS)
+        self.microbatch = microbatch
         self._sizes = [slot.stop - slot.start for slot in self.vector.slots]
+        self._starts = [slot.start for slot in self.vector.slots]
         self._names = tuple(slot.name for slot in self.vector.slots)
         self._parameters = [slot.parameter for slot in self.vector.slots]
         self.keep_loss = False
@@ -131,7 +133,7 @@ class Engine:
                 self._fallback_factors(*rows, range(len(self._parameters)))
         if self.microbatch is None:
             with evaluating(self.model):
-                self.microbatch = min(MOST_UNITS, self._choose_microbatch(*rows))
+                self.microbatch = self._choose_microbatch(*rows)
 
     def _plan_holds(self, plan: Plan, inputs: Any, targets: Any) -> bool:
         """Do norms and sums by this plan agree with single examples, for several arrangements of the rows?"""
@@ -154,15 +156,15 @@ class Engine:
             return torch.ones_like(norms.total_U)[None]
 
         try:
-            total = torch.empty(1, len(self.vector), device=self.vector.theta.device)
-            self._add_sums(inputs, targets, weigh, None, total, fresh=True)
+            sums = BlockSums(1, len(self.vector), self.vector.theta.device)
+            self._add_sums(inputs, targets, weigh, None, sums)
         except CannotCapture:
             return False
         singles = loop_gradients(self.model, self.loss, self._parameters, inputs, targets)
         keep = torch.stack([rows.isfinite().all(1) for rows in singles]).all(0)
         singles = [torch.where(keep[:, None], rows, 0.0) for rows in singles]
         scale = float(torch.stack([rows.norm(dim=1) for rows in singles]).norm(dim=0).max())
-        for got, square, rows in zip(total[0].split(self._sizes), squares[0], singles, strict=True):
+        for got, square, rows in zip(sums.total()[0].split(self._sizes), squares[0], singles, strict=True):
             norms = rows.norm(dim=1)
             # Wide bounds: a wrong layout is wrong by a factor, while a ReLU at a rounding error from its kink
             # moves a gradient by a thousandth; and gradients that cancel exactly are all rounding.
@@ -231,28 +233,17 @@ class Engine:
         watchman = Watchman(self.model)
         if self._plan is None and rows >= _ROWS:
             self.prepare(inputs, targets)
-        block = torch.empty(count, len(self.vector), device=self.vector.theta.device)
-        total: Tensor | None = (
-            None  # of blocks of so many units that rounding is bounded, in double precision
-        )
-        units = 0
+        sums = BlockSums(count, len(self.vector), self.vector.theta.device)
         all_norms: list[Tensor] = []
         for part in _microbatches(rows, self.microbatch or 1, groups):
-            ids = None if groups is None else groups[part]
+            ids, present = (None if of_rows is None else of_rows[part] for of_rows in (groups, there))
             piece = _take(inputs, part), _take(targets, part)
-            more = _count(piece[1]) if ids is None else len(ids.unique())
-            if units and units + more > MOST_UNITS:
-                total = block.double() if total is None else total.add_(block)
-                units = 0
-            present = None if there is None else there[part]
-            all_norms.append(self._add_sums(*piece, weigh, ids, block, fresh=not units, there=present))
-            units += more
+            all_norms.append(self._add_sums(*piece, weigh, ids, sums, present))
             if self.keep_loss:  # but where a row cannot be computed
                 with suppress(Exception), torch.no_grad(), torch.random.fork_rng(devices=[]):
                     self.last_loss += float(self.loss(call_model(self.model, piece[0]), piece[1]).sum())
         watchman.check()
-        total = block if total is None else total.add_(block)
-        return total, all_norms[0] if len(all_norms) == 1 else torch.cat(all_norms)
+        return sums.total(), all_norms[0] if len(all_norms) == 1 else torch.cat(all_norms)
 
     def _add_sums(
         self,
@@ -260,12 +251,10 @@ class Engine:
         targets: Any,
         weigh: Weigh,
         ids: Tensor | None,
-        total: Tensor,
-        *,
-        fresh: bool,
+        sums: BlockSums,
         there: Tensor | None = None,
     ) -> Tensor:
-        """Add one micro-batch's weighted sums to ``total`` (or write them, if ``fresh``); return its norms."""
+        """Add one micro-batch's weighted sums to ``sums``; return its norms."""
         factors, units = self._computable_factors(inputs, targets), _count(targets)
         if there is not None:
             for factor in (f for fs in factors for f in fs):
@@ -275,8 +264,7 @@ class Engine:
             units, grouping = len(unique), Groups(index, len(unique))
             factors = [[f.regroup(grouping) for f in fs] for fs in factors]
         with torch.no_grad():
-            device = total.device
-            zero = torch.zeros(units, dtype=torch.float64, device=device)
+            zero = torch.zeros(units, dtype=torch.float64, device=self.vector.theta.device)
             squares_PU = torch.stack([squared_norms(fs) if fs else zero for fs in factors])
             square_U = squares_PU.sum(0)
             if not float(square_U.max()) <= _LARGEST_SQUARE:
@@ -286,13 +274,16 @@ class Engine:
                 squares_PU = torch.where(keep, squares_PU, 0.0)
                 square_U = torch.where(keep, square_U, 0.0)
             norms = Norms(self._names, squares_PU, square_U.clamp_min_(0.0).sqrt_())
-            weights = weigh(norms).to(total.dtype)
-            for k in range(len(total)):
-                for i, out in enumerate(total[k].split(self._sizes)):
-                    row = weights[k, i] if weights.dim() == 3 else weights[k]
-                    if fresh and not factors[i]:
+            weights = weigh(norms).to(torch.float32)
+            for start, stop, block, fresh in sums.blocks(units):
+                whole = stop - start == units
+                parts = factors if whole else [[f.part(start, stop) for f in fs] for fs in factors]
+                for k, i in itertools.product(range(len(block)), range(len(parts))):
+                    out = block[k, self._starts[i] : self._starts[i] + self._sizes[i]]
+                    row = (weights[k, i] if weights.dim() == 3 else weights[k])[start:stop]
+                    if fresh and not parts[i]:
                         out.zero_()
-                    for n, factor in enumerate(factors[i]):
+                    for n, factor in enumerate(parts[i]):
                         factor.add_weighted_sum(row, out, fresh and n == 0)
         return norms.total_U
 

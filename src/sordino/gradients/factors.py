@@ -1,7 +1,8 @@
 """What one use of a parameter contributes to its per-example gradients, kept in the cheapest exact form.
 
 ``B`` examples (or groups), ``T`` positions, ``d`` inputs, ``p`` outputs. A factor can say its squared norms,
-its weighted sums (added to the flat ``out``, or written to it if ``fresh``), and itself as a dense B x size matrix.
+its weighted sums (added to the flat ``out``, or written to it if ``fresh``), itself as a dense B x size matrix, and
+itself for a part of the examples, once norms are known.
 Norms are bounds on what is added (``bounds``): they are of the very numbers that are summed, or where those are never
 made, raised so far that the order of additions does not matter.
 """
@@ -40,6 +41,9 @@ class Dense:
     def dense(self) -> Tensor:
         return self.values_BN
 
+    def part(self, start: int, stop: int) -> Dense:
+        return Dense(self.values_BN[start:stop])
+
     def mask(self, keep_B: Tensor) -> None:
         self.values_BN = _keep(self.values_BN, keep_B)
 
@@ -70,6 +74,9 @@ class Product:
 
     def dense(self) -> Tensor:
         return self.positions().dense()
+
+    def part(self, start: int, stop: int) -> Product:
+        return Product(self.inputs_Bd[start:stop], self.grads_Bp[start:stop])
 
     def mask(self, keep_B: Tensor) -> None:
         self.inputs_Bd, self.grads_Bp = _keep(self.inputs_Bd, keep_B), _keep(self.grads_Bp, keep_B)
@@ -137,6 +144,14 @@ class Outer:
             self._dense = _outer(self.inputs_BTd, self.grads_BTp)
         return self._dense
 
+    def part(self, start: int, stop: int) -> Outer:
+        few = None
+        if self._few is not None:
+            inside = (self._few[0] >= start) & (self._few[0] < stop)
+            few = self._few[0][inside] - start, self._few[1][inside]
+        dense = None if self._dense is None else self._dense[start:stop]
+        return Outer(self.inputs_BTd[start:stop], self.grads_BTp[start:stop], dense, few)
+
     def mask(self, keep_B: Tensor) -> None:
         self.inputs_BTd = _keep(self.inputs_BTd, keep_B)
         self.grads_BTp = _keep(self.grads_BTp, keep_B)
@@ -200,6 +215,15 @@ class Rows:
         full = total_Kd.new_zeros(batch * self.rows, width)
         full[owner_K * self.rows + token_K] = total_Kd
         return full.view(batch, -1)
+
+    def part(self, start: int, stop: int) -> Rows:
+        total_Kd, token_K, owner_K = self.summed()
+        inside = (owner_K >= start) & (owner_K < stop)
+        left_out = None
+        if self._left_out is not None:
+            left_out = self._left_out[(self._left_out >= start) & (self._left_out < stop)] - start
+        summed = total_Kd[inside], token_K[inside], owner_K[inside] - start
+        return Rows(self.tokens_BT[start:stop], self.grads_BTd[start:stop], self.rows, left_out, summed)
 
     def mask(self, keep_B: Tensor) -> None:
         self.grads_BTd = _keep(self.grads_BTd, keep_B)
