@@ -11,7 +11,9 @@ what is summed, ``noise/`` for what is added, and ``data/sampling.py`` for who t
 from __future__ import annotations
 
 import math
+import os
 import secrets
+import threading
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -89,6 +91,7 @@ class Door(ABC):
         self.streams.take()
         self.secure = secure
         self.step = 0
+        self._process, self._one_at_a_time = os.getpid(), threading.Lock()
         self.clip_state = clip.start(names)
         if noise_multiplier > 0 and not math.isfinite(clip.sensitivity(self.clip_state)):
             raise ValueError("noise without clipping gives no guarantee: choose a clipping policy")
@@ -139,6 +142,15 @@ class Door(ABC):
 
     def __call__(self, theta: Tensor | None = None, *, adapt: bool = True) -> Released:
         """One release at ``theta``. With ``adapt=False`` the threshold stays until ``adapt`` is called."""
+        if os.getpid() != self._process:
+            raise RuntimeError(
+                "a gate belongs to the process that made it: in another it would make the same noise once more, and "
+                "its charges would be lost"
+            )
+        with self._one_at_a_time:
+            return self._release(theta, adapt)
+
+    def _release(self, theta: Tensor | None, adapt: bool) -> Released:
         step, state, batch = self.step, self.clip_state, self.expected_batch
         if self.noise_multiplier:
             self._releases.check(step, self.noise_state)

@@ -10,7 +10,7 @@ import math
 import operator
 import os
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any, Self, SupportsIndex
@@ -167,6 +167,10 @@ class LeastSquares(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             raise ValueError(
                 "a copy of a fitted LeastSquares cannot go on, since the key of the noise stays with the original: go "
                 "on with the original, or call fit, which is charged anew"
+            )
+        if noise.process != os.getpid():
+            raise ValueError(
+                "a LeastSquares goes on in the process that made it: in another it would make the same noise once more"
             )
         if rows.shape[1] != settings.features:
             raise ValueError(f"rows of this stream have {settings.features} features, not {rows.shape[1]}")
@@ -397,6 +401,7 @@ class _Noise:
     trees: TreeReleases
     state: State
     run: str  # the name of its charges
+    process: int = field(default_factory=os.getpid)
 
 
 def _numbers(values: ArrayLike) -> _Vector:

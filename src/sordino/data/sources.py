@@ -283,7 +283,7 @@ class _DatasetExamples(Examples):
                 rows = list(self._dataset.__getitems__(indices))
             else:
                 rows = [self._dataset[index] for index in indices]
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise ValueError(
                 f"{type(self._dataset).__name__} raised {type(error).__name__} when asked for a row (what it said is "
                 "not shown, since it may quote the row): make sure that every row can be read"
@@ -309,7 +309,7 @@ class _DatasetExamples(Examples):
         leaves: list[Any] = []
         try:
             _fit(self._kinds, row, leaves)
-        except Exception:  # code of the user's may be behind a leaf
+        except (Exception, SystemExit):  # code of the user's may be behind a leaf
             return None
         return leaves
 
@@ -406,7 +406,7 @@ class _Kind:
         if type(leaf) is Tensor and leaf.dtype == self.dtype and leaf.shape == self.shape:
             if leaf.layout != torch.strided:
                 raise TypeError
-            return leaf.detach() if leaf.requires_grad else leaf
+            return (leaf.detach() if leaf.requires_grad else leaf).to(self.device)
         if type(leaf) is int and not self.shape and self.dtype == torch.int64:
             if not -(2**63) <= leaf < 2**63:
                 raise OverflowError
@@ -418,7 +418,7 @@ class _Kind:
             raise ValueError
         if not torch.can_cast(tensor.dtype, self.dtype):
             raise TypeError
-        return tensor.to(self.dtype)
+        return tensor.to(self.device, self.dtype)
 
     def stacked(self, column: Sequence[Any]) -> Tensor:
         if all(type(leaf) is int for leaf in column):

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from sordino.federated.algorithms import Round
-from sordino.federated.rounds import Chunk, Finished, State, Workplace, joined
+from sordino.federated.rounds import Chunk, Finished, State, Workplace
 
 
 class Pool:
@@ -61,7 +61,7 @@ class Pool:
         source = enumerate(chunks)
         waiting: deque[_Task] = deque()  # single clients to be tried once more come first
         done: dict[int, list[Finished]] = {}
-        taken_apart: dict[int, tuple[int, ...]] = {}  # the clients of a chunk that are tried one by one
+        taken_apart: dict[int, Chunk] = {}  # whose clients are tried one by one
         following, exhausted = 0, False
         while True:
             for i, worker in enumerate(self._workers):
@@ -75,11 +75,14 @@ class Pool:
                         waiting.append(_Task(number, chunk))
                 if waiting:
                     self._workers[i] = self._given(worker, waiting.popleft())
-            while len(parts := done.get(following, [])) == len(taken_apart.get(following, (0,))):
-                clients = taken_apart.get(following, ())
-                if clients:
-                    parts.sort(key=lambda part: clients.index(part.clients[0]))
-                yield joined(parts) if clients else parts[0]
+            while parts := done.get(following, []):
+                apart = taken_apart.get(following)
+                if apart is None:
+                    yield parts[0]
+                elif len(parts) < len(apart.clients):
+                    break
+                else:
+                    yield self._together(apart, parts, theta, server, now)
                 del done[following]
                 following += 1
             if all(worker.task is None for worker in self._workers):
@@ -89,7 +92,7 @@ class Pool:
             for i, task, finished in self._events():
                 if finished is None and len(task.chunk.clients) > 1:
                     # Somebody never came back: each client on its own will tell who.
-                    taken_apart[task.number] = task.chunk.clients
+                    taken_apart[task.number] = task.chunk
                     done[task.number] = []
                     rows = range(len(task.chunk.clients))
                     waiting.extend(_Task(task.number, task.chunk.one(row)) for row in rows)
@@ -100,6 +103,18 @@ class Pool:
                 if finished is None:
                     self._workers[i].end()
                     self._workers[i] = self._started(news)
+
+    def _together(
+        self, chunk: Chunk, alone: list[Finished], theta: Tensor, server: State, now: Round
+    ) -> Finished:
+        """With as many threads as a worker has: the same to the last digit."""
+        alone.sort(key=lambda part: chunk.clients.index(part.clients[0]))
+        before = torch.get_num_threads()
+        torch.set_num_threads(self._threads)
+        try:
+            return self._workplace.stood_in(chunk, alone, theta, server, now)
+        finally:
+            torch.set_num_threads(before)
 
     def _events(self) -> list[tuple[int, _Task, Finished | None]]:
         """Wait for something to happen: (worker, its task, what came back or None if nothing will)."""

@@ -126,6 +126,12 @@ class Workplace:
             if len(chunk.clients) == 1:
                 return Finished.none(chunk.clients, self.why(f"raised {type(error).__name__}: {error}"))
         alone = [self.finished(chunk.one(row), theta, server, now) for row in range(len(chunk.clients))]
+        return self.stood_in(chunk, alone, theta, server, now)
+
+    def stood_in(
+        self, chunk: Chunk, alone: Sequence[Finished], theta: Tensor, server: State, now: Round
+    ) -> Finished:
+        """The chunk once more, with another client in the place of those that failed when each was ``alone``."""
         fine = [row for row, part in enumerate(alone) if not part.failed]
         if not fine or len(fine) == len(alone):
             return joined(alone)

@@ -21,7 +21,7 @@ _LENGTH = 1024  # of the pieces whose squares are added up in single precision: 
 
 # A unit that consists of parts may not have parts whose norms add up to more than this many times its own: then no
 # partial sum is larger than so many thresholds, however the parts cancel in the end.
-CANCELLING = 30.0
+CANCELLING = 20.0
 
 
 def rounding_of_sums(units: int) -> float:

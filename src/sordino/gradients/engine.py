@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +22,15 @@ from sordino.gradients import attention, broadcast, convolution, embedding, line
 from sordino.gradients.bounds import BlockSums
 from sordino.gradients.calls import Loss, call_model, check_loss
 from sordino.gradients.capture import CannotCapture, Capture, Plan, learn
-from sordino.gradients.examine import Watchman, evaluating, refuse_mixing, shaken, variants
+from sordino.gradients.examine import (
+    Watchman,
+    all_ones,
+    evaluating,
+    refuse_mixing,
+    shaken,
+    variants,
+    writes_inputs,
+)
 from sordino.gradients.factors import Dense, Factor, Groups, join, squared_norms
 from sordino.gradients.fallback import SlowGradients, can_be_mapped, loop_gradients, mapped_gradients
 from sordino.gradients.refuse import Unsuitable, refuse
@@ -88,6 +96,7 @@ class Engine:
         self._mappable: bool | None = (
             None  # by vmap, or else one example after the other: prepare() finds out
         )
+        self._writes_inputs = False
         self._stand_in: Any = None  # a row on which the model runs
         self._plan: Plan | None = None
 
@@ -102,6 +111,7 @@ class Engine:
             raise ValueError(f"prepare needs {_ROWS} rows to learn how the model treats batches")
         rows = _rows(inputs, targets, 0, _ROWS)
         refuse_mixing(self.model, self.loss, *rows)
+        self._writes_inputs = writes_inputs(self.model, rows[0])
         with evaluating(self.model), torch.random.fork_rng(devices=[]):
             plan = Plan()
             learn(
@@ -137,14 +147,16 @@ class Engine:
 
     def _plan_holds(self, plan: Plan, inputs: Any, targets: Any) -> bool:
         """Do norms and sums by this plan agree with single examples, for several arrangements of the rows?"""
+        unseen = all_ones(inputs)  # lengths by which it may sort, of which nothing is seen if they are alike
         with shaken(self.vector.theta, [(slot.start, slot.stop) for slot in self.vector.slots]):
             agree = self._agrees(plan, inputs, targets)
             for other in list(variants(inputs, targets))[1:] if agree else []:
                 try:
                     agree = agree and self._agrees(plan, *other)
+                    unseen = unseen and all_ones(other[0])
                 except (RuntimeError, IndexError, AssertionError, TypeError, ValueError):
                     continue  # the model cannot run on rows of that form
-        return agree and self._agrees(plan, inputs, targets)
+        return agree and not unseen and self._agrees(plan, inputs, targets)
 
     def _agrees(self, plan: Plan, inputs: Any, targets: Any) -> bool:
         """Parameter by parameter: the norms of each example and the sum over them, against single examples."""
@@ -287,6 +299,10 @@ class Engine:
                         factor.add_weighted_sum(row, out, fresh and n == 0)
         return norms.total_U
 
+    def _own(self, inputs: Any) -> Any:
+        """Inputs that the model may write to."""
+        return tree_map(torch.clone, inputs) if self._writes_inputs else inputs
+
     def _computable_factors(self, inputs: Any, targets: Any) -> list[list[Factor]]:
         """``_factors``, with those of rows that cannot be computed as zeros.
 
@@ -296,50 +312,67 @@ class Engine:
         if self.debug:
             return self._factors(inputs, targets)
         before = torch.get_rng_state() if self.draws_randomness else None
-        with _suppressed_but(Unsuitable):
+        versions = [leaf._version for leaf in tree_leaves(inputs)]
+        with suppress(Exception, SystemExit):
             return self._factors(inputs, targets)
+        if versions != [leaf._version for leaf in tree_leaves(inputs)]:
+            raise Unsuitable("the model writes to its inputs now and then: have it work on a copy of them")
         fine = self._rows_that_run(inputs, targets)
         if before is not None:
             torch.set_rng_state(before)
         if self._stand_in is not None and not bool(fine.all()):
-            with _suppressed_but(Unsuitable):
+            with suppress(Exception, SystemExit):
                 factors = self._factors(*_replaced(inputs, targets, ~fine, self._stand_in))
                 for factor in (f for fs in factors for f in fs):
                     factor.mask(fine)
                 return factors
             if before is not None:
                 torch.set_rng_state(before)
-        singles = loop_gradients(self.model, self.loss, self._parameters, inputs, targets, lenient=True)
-        return [[Dense(rows)] for rows in singles]
+        return self._looped(inputs, targets, lenient=True)
 
     def _rows_that_run(self, inputs: Any, targets: Any) -> Tensor:
+        """Forward and back, each by itself."""
         fine = torch.zeros(_count(targets), dtype=torch.bool, device=self.vector.theta.device)
         for i in range(len(fine)):
-            with suppress(Exception), torch.no_grad():
-                row, target = _rows(inputs, targets, i, i + 1)
-                self.loss(call_model(self.model, row), target)
+            with suppress(Exception, SystemExit), torch.enable_grad():
+                row, target = _rows(self._own(inputs), targets, i, i + 1)
+                losses = self.loss(call_model(self.model, row), target)
+                check_loss(losses, 1)
+                if losses.requires_grad:
+                    torch.autograd.grad(losses.sum(), self._parameters, allow_unused=True)
                 fine[i] = True
         return fine
+
+    def _looped(self, inputs: Any, targets: Any, lenient: bool = False) -> list[list[Factor]]:
+        """One example after the other: the definition."""
+        singles = loop_gradients(
+            self.model,
+            self.loss,
+            self._parameters,
+            self._own(inputs),
+            targets,
+            lenient,
+            self.draws_randomness,
+        )
+        return [[Dense(rows)] for rows in singles]
 
     def _factors(self, inputs: Any, targets: Any) -> list[list[Factor]]:
         """For each parameter, what its per-example gradients are made of, joined over its uses."""
         if self._plan is None:  # too few rows to learn from
-            singles = loop_gradients(self.model, self.loss, self._parameters, inputs, targets)
-            return [[Dense(rows)] for rows in singles]
+            return self._looped(inputs, targets)
         if not self.everything_unruled:
             capture = Capture(self._parameters, _count(targets), self._plan)
             try:
                 self._watch(capture, inputs, targets, backward=True)
                 return self._joined(capture, inputs, targets)
             except CannotCapture:  # silently, since it may be a private row that does it
-                singles = loop_gradients(self.model, self.loss, self._parameters, inputs, targets)
-                return [[Dense(rows)] for rows in singles]
+                return self._looped(inputs, targets)
         return self._fallback_factors(inputs, targets, range(len(self._parameters)))
 
     def _watch(self, capture: Capture, inputs: Any, targets: Any, backward: bool = False) -> None:
         with torch.enable_grad():
             with capture:
-                losses = self.loss(call_model(self.model, inputs), targets)
+                losses = self.loss(call_model(self.model, self._own(inputs)), targets)
             check_loss(losses, capture.batch)
             if backward:
                 capture.backward(losses)
@@ -380,22 +413,16 @@ class Engine:
         named = [(self.vector.slots[i].name, self._parameters[i]) for i in indices]
         if not named:
             return []
+        inputs = self._own(inputs)
         if self._mappable is None:  # in prepare(), which tries all that will be used
-            self._mappable = can_be_mapped(self.model, self.loss, named, inputs, targets)
+            self._mappable = can_be_mapped(self.model, self.loss, named, self._own(inputs), targets)
         if self._mappable:
             return [[Dense(g)] for g in mapped_gradients(self.model, self.loss, named, inputs, targets)]
         parameters = [p for _, p in named]
-        return [[Dense(g)] for g in loop_gradients(self.model, self.loss, parameters, inputs, targets)]
-
-
-@contextmanager
-def _suppressed_but(kind: type[Exception]) -> Iterator[None]:
-    try:
-        yield
-    except kind:
-        raise
-    except Exception:
-        pass
+        singles = loop_gradients(
+            self.model, self.loss, parameters, inputs, targets, own_numbers=self.draws_randomness
+        )
+        return [[Dense(rows)] for rows in singles]
 
 
 def _replaced(inputs: Any, targets: Any, bad: Tensor, stand_in: Any) -> Any:

@@ -9,6 +9,7 @@ made, raised so far that the order of additions does not matter.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -16,11 +17,14 @@ from torch import Tensor
 
 from sordino.gradients.bounds import CANCELLING, row_norms, row_squares
 
-# Below this fraction of the largest value it could have had, a squared norm from inner products has lost too many
-# digits to cancellation, or vanished, and the same would happen in the sum: those examples are taken out, and their
-# gradients made, in double precision.
+# Below this fraction of the largest value it could have had, a squared norm has lost too many digits to cancellation,
+# or vanished, and the same would happen in the sum: those examples are taken out, and their gradients made, in double
+# precision. Whether an example is taken out, and what it then contributes, depends on nobody else.
 _CANCELLATION = CANCELLING**-2
-_DENSE_NUMBERS = 1 << 26  # in the gradients of a batch, for that; beyond, their norms are raised instead
+_TWO_FORMS = 2.0**-2  # the same for a tied embedding and head, which are summed one after the other
+_AT_A_TIME = 1 << 22  # numbers, in gradients that are made
+_ROWS_OF_A_GROUP, _GRAM_NUMBERS = 4, 1 << 26
+_PIECE = 1024  # of inner products: longer ones are added up in double precision
 
 
 @dataclass
@@ -95,43 +99,34 @@ class Outer:
 
     inputs_BTd: Tensor
     grads_BTp: Tensor
+    by_gram: bool | None = None  # norms from Gram matrices? None: if that is cheaper
     _dense: Tensor | None = None
-    _few: tuple[Tensor, Tensor] | None = (
-        None  # examples whose positions cancel, and the gradients to sum instead
-    )
+    _few: Few | None = None  # examples whose positions cancel
 
     def squared_norms(self) -> Tensor:
-        if self._by_gram:
-            return _settled(self, None, self._gram_squared_norms(), self.parts())
-        return row_squares(self.dense())
-
-    @property
-    def _by_gram(self) -> bool:
-        return gram_is_cheaper(self.inputs_BTd.shape[1], self.inputs_BTd.shape[2], self.grads_BTp.shape[2])
-
-    def _gram_squared_norms(self) -> Tensor:
-        a, g = self.inputs_BTd, self.grads_BTp
-        return (torch.bmm(a, a.mT) * torch.bmm(g, g.mT)).sum((1, 2))
+        squares, parts = self.unsettled_squared_norms()
+        return _settled(self, None, squares, squares < _CANCELLATION * parts.square())
 
     def unsettled_squared_norms(self) -> tuple[Tensor, Tensor]:
-        """Squared norms that may have cancelled, and the norms of what is added up for each example, added up."""
-        if self._by_gram:
-            return self._gram_squared_norms(), self.parts()
-        squares = row_squares(self.dense())
-        return squares, squares.sqrt()
-
-    def parts(self) -> Tensor:
-        """The norms of what positions add, added up."""
+        """Squared norms that may have cancelled, and the norms of what positions add, added up."""
         a, g = self.inputs_BTd, self.grads_BTp
-        norms = row_norms(a.reshape(-1, a.shape[2])) * row_norms(g.reshape(-1, g.shape[2]))
-        return norms.view(a.shape[:2]).sum(1)
+        positions, d, p = a.shape[1], a.shape[2], g.shape[2]
+        gram = gram_is_cheaper(positions, d, p) if self.by_gram is None else self.by_gram
+        norms = row_norms(a.reshape(-1, d)) * row_norms(g.reshape(-1, p))
+        return self._gram_squared_norms() if gram else row_squares(self.dense()), norms.view(a.shape[:2]).sum(
+            1
+        )
+
+    def _gram_squared_norms(self) -> Tensor:
+        return (_gram(self.inputs_BTd) * _gram(self.grads_BTp)).sum((1, 2))
 
     def add_weighted_sum(self, weights_B: Tensor, out: Tensor, fresh: bool = False) -> None:
         beta = 0.0 if fresh else 1.0
         if self._few is not None:
-            examples, values = self._few
-            out.view(-1).addmv_(values.t(), weights_B[examples], beta=beta)
-            weights_B, beta = weights_B.index_fill(0, examples, 0.0), 1.0
+            if fresh:
+                out.zero_()
+            self._few.add_weighted_sum(weights_B, out)
+            weights_B, beta = weights_B.index_fill(0, self._few.examples, 0.0), 1.0
         if self._dense is not None:
             out.addmv_(self._dense.t(), weights_B, beta=beta)
             return
@@ -145,12 +140,9 @@ class Outer:
         return self._dense
 
     def part(self, start: int, stop: int) -> Outer:
-        few = None
-        if self._few is not None:
-            inside = (self._few[0] >= start) & (self._few[0] < stop)
-            few = self._few[0][inside] - start, self._few[1][inside]
+        few = None if self._few is None else self._few.part(start, stop)
         dense = None if self._dense is None else self._dense[start:stop]
-        return Outer(self.inputs_BTd[start:stop], self.grads_BTp[start:stop], dense, few)
+        return Outer(self.inputs_BTd[start:stop], self.grads_BTp[start:stop], self.by_gram, dense, few)
 
     def mask(self, keep_B: Tensor) -> None:
         self.inputs_BTd = _keep(self.inputs_BTd, keep_B)
@@ -158,11 +150,14 @@ class Outer:
         if self._dense is not None:
             self._dense = _keep(self._dense, keep_B)
         if self._few is not None:
-            self._few = self._few[0], _keep(self._few[1], keep_B[self._few[0]])
+            self._few.mask(keep_B)
 
     def regroup(self, groups: Groups) -> Outer:
-        # A group is one example with all its members' positions; padding rows are zero and add nothing.
-        return Outer(groups.stack(self.inputs_BTd), groups.stack(self.grads_BTp))
+        # A group is one example with all its members' positions; padding rows are zero and add nothing. How norms are
+        # taken must not depend on how many rows somebody has, unless there would be too many for a Gram matrix.
+        a, g = groups.stack(self.inputs_BTd), groups.stack(self.grads_BTp)
+        few_rows = gram_is_cheaper(_ROWS_OF_A_GROUP * self.inputs_BTd.shape[1], a.shape[2], g.shape[2])
+        return Outer(a, g, few_rows and groups.count * a.shape[1] ** 2 <= _GRAM_NUMBERS)
 
 
 @dataclass
@@ -318,31 +313,67 @@ def squared_norms(joined: list[Factor]) -> Tensor:
     products = torch.bmm(rows.grads_BTd, outer.inputs_BTd.mT)  # <g_emb_t, a_s>
     index = rows.tokens_BT[:, None, :].expand(-1, outer.grads_BTp.shape[1], -1)
     at_tokens = torch.gather(outer.grads_BTp, 2, index)  # g_head_s[token_t]
-    cross = (products * at_tokens.mT).sum((1, 2)).double()
+    cross = (products * at_tokens.mT).sum((1, 2), dtype=torch.float64)
     (of_outer, parts), of_rows = outer.unsettled_squared_norms(), rows.squared_norms()
-    return _settled(outer, rows, of_outer + of_rows + 2 * cross, parts + of_rows.sqrt())
+    squares = of_outer + of_rows + 2 * cross
+    doubtful = squares < _CANCELLATION * (parts + of_rows.sqrt()).square()
+    doubtful |= squares < _TWO_FORMS * (of_outer.clamp_min(0).sqrt() + of_rows.sqrt()).square()
+    return _settled(outer, rows, squares, doubtful)
 
 
-def _settled(outer: Outer, rows: Rows | None, squares: Tensor, parts: Tensor) -> Tensor:
-    """Squared norms from inner products, as bounds. Where they cannot tell, gradients are made and taken out."""
-    largest, squares = parts.square(), squares.double()
-    doubtful = (squares < _CANCELLATION * largest).nonzero().flatten()
-    if not len(doubtful):
-        return squares
-    size = outer.inputs_BTd.shape[2] * outer.grads_BTp.shape[2]
-    if len(squares) * size > _DENSE_NUMBERS:  # all of them or none: nobody's part depends on others
-        return torch.maximum(squares, _CANCELLATION * largest)
-    made = []
-    for some in doubtful.split(max(1, _DENSE_NUMBERS // (32 * size))):
-        gradients = _outer(outer.inputs_BTd[some].double(), outer.grads_BTp[some].double())
+def _settled(outer: Outer, rows: Rows | None, squares: Tensor, doubtful: Tensor) -> Tensor:
+    """Squared norms, where the ``doubtful`` are those of gradients that are made, and taken out of the factors."""
+    examples = doubtful.nonzero().flatten()
+    if len(examples):
+        outer._few = Few(examples, outer, rows)
+        for some, gradients in outer._few.made():
+            squares[some] = gradients.square().sum(1)
         if rows is not None:
-            gradients += Rows(rows.tokens_BT[some], rows.grads_BTd[some].double(), rows.rows).dense()
-        squares[some] = gradients.square().sum(1)
-        made.append(gradients.to(outer.grads_BTp.dtype))
-    outer._few = doubtful, torch.cat(made)
-    if rows is not None:
-        rows._left_out = doubtful
+            rows._left_out = examples
     return squares
+
+
+@dataclass
+class Few:
+    """Examples whose gradients are made, a few at a time, in double precision: positions, and tokens if tied."""
+
+    examples: Tensor
+    outer: Outer
+    rows: Rows | None
+    first: int = 0  # the number of the first example, in a part
+
+    def made(self) -> Iterator[tuple[Tensor, Tensor]]:
+        a, g = self.outer.inputs_BTd, self.outer.grads_BTp
+        for some in self.examples.split(max(1, _AT_A_TIME // (a.shape[2] * g.shape[2]))):
+            which = some + self.first
+            gradients = _outer(a[which].double(), g[which].double())
+            if self.rows is not None:
+                rows = self.rows
+                gradients += Rows(rows.tokens_BT[which], rows.grads_BTd[which].double(), rows.rows).dense()
+            yield some, gradients
+
+    def add_weighted_sum(self, weights_B: Tensor, out: Tensor) -> None:
+        for some, gradients in self.made():
+            out.view(-1).addmv_(gradients.to(out.dtype).t(), weights_B[some])
+
+    def part(self, start: int, stop: int) -> Few:
+        inside = self.examples[(self.examples >= start) & (self.examples < stop)]
+        return Few(inside - start, self.outer, self.rows, self.first + start)
+
+    def mask(self, keep_B: Tensor) -> None:
+        self.examples = self.examples[keep_B[self.examples]]
+
+
+def _gram(x_BTd: Tensor) -> Tensor:
+    """Inner products of the positions of each example, [B, T, T], in double precision where they are long."""
+    size = x_BTd.shape[2]
+    whole = size - size % _PIECE
+    if size <= 2 * _PIECE:
+        return torch.bmm(x_BTd, x_BTd.mT).double()
+    pieces = x_BTd[:, :, :whole].unflatten(2, (-1, _PIECE)).transpose(1, 2)
+    total = torch.matmul(pieces, pieces.mT).sum(1, dtype=torch.float64)
+    rest = x_BTd[:, :, whole:]
+    return total + torch.bmm(rest, rest.mT)
 
 
 def _outer(a_BTd: Tensor, g_BTp: Tensor) -> Tensor:

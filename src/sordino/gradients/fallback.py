@@ -59,17 +59,18 @@ def loop_gradients(
     inputs: Any,
     targets: Any,
     lenient: bool = False,
+    own_numbers: bool = False,
 ) -> list[Tensor]:
     """The same by a plain loop over examples: the definition, and the oracle of our tests.
 
-    ``lenient``: an example that the model cannot compute has gradients that are not finite, and each draws random
-    numbers of its own, so that none changes those of another.
+    ``lenient``: an example that the model cannot compute has gradients that are not finite. ``own_numbers``: each draws
+    random numbers of its own, so that none changes those of another.
     """
     rows = []
-    first = int(torch.randint(2**62, ())) if lenient else 0
+    first = int(torch.randint(2**62, ())) if own_numbers else 0
     for i in range(len(tree_leaves(targets)[0])):
         row, target = tree_map(lambda x, i=i: x[i : i + 1], (inputs, targets))
-        if lenient:
+        if own_numbers:
             torch.manual_seed(first + i)
         try:
             with torch.enable_grad():
@@ -77,15 +78,15 @@ def loop_gradients(
             grads: Sequence[Tensor | None] = [None] * len(parameters)
             if value.requires_grad:
                 grads = torch.autograd.grad(value, parameters, allow_unused=True)
-        except Exception:
+        except (Exception, SystemExit):
             if not lenient:
                 raise
             grads = [torch.full_like(p, math.nan) for p in parameters]
         rows.append(
             [torch.zeros_like(p) if g is None else g.detach() for p, g in zip(parameters, grads, strict=True)]
         )
-    if lenient:
-        torch.manual_seed(first)
+    if own_numbers:
+        torch.manual_seed(first - 1)
     return [torch.stack(column).reshape(len(rows), -1) for column in zip(*rows, strict=True)]
 
 

@@ -23,7 +23,7 @@ class GaussianNoise:
 
     Radius and angle are doubles of 52 random bits each, and make two normals. Where the radius is large (its uniform
     number below 2^-20) it gets 52 bits more, and so on as long as there is need: the tail is as fine as the middle, and
-    it has no end.
+    it has no end. So it does where the radius is nearly 0.
     """
 
     def __init__(self, streams: Streams) -> None:
@@ -82,10 +82,15 @@ class _Buffers:
         half = len(self._uniforms) // 2
         radius, angle = self._uniforms[:half], self._uniforms[half:]
         radius.neg_().add_(2.0)  # in (0, 1]
-        if float(radius.min()) < _FINE:
+        least, most = (float(end) for end in radius.aminmax())
+        if least < _FINE:
             for i in (radius < _FINE).nonzero().flatten().tolist():
                 radius[i] = deepened(float(radius[i]), tail)
+        near = (radius > 1 - _FINE).nonzero().flatten().tolist() if most > 1 - _FINE else []
+        tiny = [std * math.sqrt(-2 * math.log1p(-beside_one(float(radius[i]), tail))) for i in near]
         radius.log_().mul_(-2.0 * std * std).sqrt_()
+        if near:
+            radius[near] = torch.tensor(tiny, dtype=torch.float64)
         angle.mul_(2 * math.pi)  # from one turn to two
         cosine, sine = self._normals[:half], self._normals[half:]
         torch.cos(angle, out=cosine).mul_(radius)
@@ -100,3 +105,11 @@ def deepened(uniform: float, tail: Reader) -> float:
         return uniform - 2.0**-52 + within * 2.0**-104
     fine = within * 2.0**-52
     return 2.0**-52 * (deepened(fine, tail) if fine < _FINE else fine)
+
+
+def beside_one(uniform: float, tail: Reader) -> float:
+    """What is missing to 1 of a number that stands for all of (uniform - 2^-52, uniform], told by further bits.
+
+    Radii near 0 would otherwise have gaps that are wider than the grid of a large model.
+    """
+    return (1 - uniform) + deepened(2.0**-52, tail)

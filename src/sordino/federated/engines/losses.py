@@ -26,8 +26,10 @@ class OutputGradients:
 
     def __call__(self, outputs_N: Tensor, targets_N: Tensor, weights_N: Tensor) -> Tensor:
         classes = outputs_N.dim() == 2 and targets_N.dim() == 1 and targets_N.dtype == torch.int64
-        # Negative targets are those to be left out (``ignore_index``), or errors for torch to report.
-        if self._is_cross_entropy and classes and not bool((targets_N < 0).any()):
+        # Whatever the targets are: no client may decide how others are computed.
+        if self._is_cross_entropy and classes:
+            left_out = targets_N == self.loss.ignore_index  # type: ignore[attr-defined]
+            targets_N, weights_N = targets_N.masked_fill(left_out, 0), weights_N.masked_fill(left_out, 0.0)
             return _cross_entropy_gradients(outputs_N, targets_N, weights_N)
         outputs = outputs_N.detach().requires_grad_()
         with torch.enable_grad():
