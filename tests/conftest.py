@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,7 +17,7 @@ from sordino.cli.main import main
 from sordino.gradients import Engine
 from sordino.steps import Plan
 
-torch.set_num_threads(2)
+torch.set_num_threads(1 if "PYTEST_XDIST_WORKER" in os.environ else 2)  # `make test` runs two processes
 
 
 @pytest.fixture(autouse=True)
