@@ -85,6 +85,7 @@ KINDS: dict[str, Kind] = {
     "many sequences": Kind(lambda: nn.Linear(12, 12), (2, 12), 24, rows=300),
     "many embeddings": Kind(_embedding_pair, (4,), 16, tokens=4, rows=300),
     "sequence by gradients": Kind(lambda: nn.Linear(8, 8), (6, 8), 48),
+    "wide sequence": Kind(lambda: nn.Linear(1500, 200, bias=False), (2, 1500), 400, rows=12),
     "matrix product": Kind(lambda: Function(lambda m, x: x @ m.w, w=nn.Parameter(torch.randn(64, 64))), (3, 64), 192),
     "convolution": Kind(lambda: nn.Conv2d(2, 3, 3), (2, 6, 6), 48),
     "convolution by gram": Kind(lambda: nn.Conv1d(16, 96, 3), (16, 6), 384),
@@ -163,10 +164,21 @@ def adversaries(kind: Kind) -> Iterator[tuple[str, Unit]]:
             against = torch.zeros(kind.outputs)
             against[1], against[80:96] = 1e9, -1e9 * (1 + rest)
             yield f"head against embedding {rest:g}", _made(kind, ones, against)
+        for large in (1e4, 1e6, 3e7, 1e9):  # a token against itself, but for a rest
+            itself = torch.randn(kind.outputs)
+            itself[96:112] = large * torch.randn(16)
+            itself[112:128] = -itself[96:112] + torch.randn(16)
+            yield f"token against itself {large:g}", _made(kind, ones + 0.1 * torch.rand(size), itself)
     yield "huge inputs", _made(kind, x * 1e9, t)
     yield "huge both", _made(kind, x * 1e9, t * 1e9)
     yield "squares vanish", _made(kind, torch.full((size,), 2.6e-23), torch.full((kind.outputs,), 1.8e18))
     yield "squares nearly vanish", _made(kind, torch.full((size,), 3e-20), torch.full((kind.outputs,), 1e17))
+    mixed = torch.full((size,), 2.6e-23)
+    mixed[:4] = 5e-23
+    yield "some squares vanish", _made(kind, mixed, torch.full((kind.outputs,), 1.8e18))
+    mirrored = torch.full((kind.outputs,), 2.6e-23)
+    mirrored[:4] = 5e-23
+    yield "some squares of targets vanish", _made(kind, torch.full((size,), 1e18), mirrored)
     yield "tiny targets", _made(kind, torch.full((size,), 1e17), torch.full((kind.outputs,), 2.6e-21))
     yield "tiny", _made(kind, x * 1e-25, t * 1e-25)
     yield "constant 0.7", _made(kind, torch.full((size,), 0.7), torch.full((kind.outputs,), 0.7))
@@ -213,8 +225,8 @@ def released(gate: Gate, x: Tensor, t: Tensor) -> list[tuple[Tensor, str]]:
     return sums
 
 
-# A unit that counts as zero is within the threshold, so here the count moves from -1/2 to 1/2, or not at all; one that is
-# zeroed out counts 0, which is what 1/2 is the sensitivity for. Half of what is seen, then: exact, and never more.
+# A unit that counts as zero is within the threshold, so here the count moves from -1/2 to 1/2, or not at all; one that
+# is zeroed out counts 0, which is what 1/2 is the sensitivity for. Half of what is seen, then: exact, and never more.
 SENSITIVITIES = {"noise:q": 1.0, "noise:fraction_within": 2.0}
 
 

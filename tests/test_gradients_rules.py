@@ -257,9 +257,9 @@ def count_grams(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     taken: list[int] = []
     gram = Outer._gram_squared_norms
 
-    def counted(self: Outer) -> Tensor:
+    def counted(self: Outer, *lengths: Tensor) -> Tensor:
         taken.append(self.inputs_BTd.shape[1])
-        return gram(self)
+        return gram(self, *lengths)
 
     monkeypatch.setattr(Outer, "_gram_squared_norms", counted)
     return taken

@@ -44,6 +44,7 @@ from sordino.privacy import (
 )
 
 _Vector = NDArray[np.float64]
+_BLOCK = 1 << 16  # rows
 
 
 class LeastSquares(RegressorMixin, BaseEstimator):  # type: ignore[misc]
@@ -69,9 +70,9 @@ class LeastSquares(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     Scores on held-out rows, and whatever scaled the rows beforehand, are not covered.
 
     >>> rows = np.random.default_rng(0).normal(size=(2000, 2)) / 3
-    >>> model = LeastSquares(horizon=2000, epsilon=4, delta=1e-5, seed=6).fit(rows, rows @ [0.5, -0.4])
-    >>> print(model.coef_.round(1), round(model.epsilon_(delta=1e-5), 3))
-    [ 0.5 -0.4] 4.0
+    >>> model = LeastSquares(horizon=2000, epsilon=16, delta=1e-5, seed=6).fit(rows, rows @ [0.5, -0.4])
+    >>> print(model.coef_.round(1), round(model.epsilon_(delta=1e-5), 2))
+    [ 0.5 -0.4] 16.0
     """
 
     def __init__(
@@ -185,7 +186,14 @@ class LeastSquares(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             for step in range(before, after):
                 vector = torch.from_numpy(sums)
                 noise.trees.add_(vector, noise.draw, settings.noise_multiplier, 1.0, step, noise.state)
-        sums += settings.on_grid(settings.sums(rows, targets))
+        # Tree by tree, and in blocks that are exact once rounded: else a row would move what it is not part of.
+        ends = {
+            *range(before - before % settings.horizon, after, settings.horizon),
+            *range(before, after, _BLOCK),
+        }
+        cuts = sorted(end - before for end in ends if end >= before)
+        for start, stop in zip(cuts, [*cuts[1:], len(rows)], strict=True):
+            sums += settings.on_grid(settings.sums(rows[start:stop], targets[start:stop]))
         self._sums, self.n_rows_ = sums, after
         return self
 
@@ -371,11 +379,11 @@ class _Settings:
     def _sums(self, rows: _Vector, targets: _Vector) -> _Vector:
         finite = np.isfinite(rows).all(1) & np.isfinite(targets)
         rows, targets = np.where(finite[:, None], rows, 0.0), np.where(finite, targets, 0.0)
-        # Without noise nothing is promised, and no room needed for the rounding to the grid.
-        rows = _clipped(rows, self.bound / (1 + 2 * ROUNDING) if self.noise_multiplier else self.bound)
+        rows = _clipped(rows, self.bound)
         if self.constant is not None:
             rows = np.column_stack([rows, np.where(finite, self.constant, 0.0)])
-        rows = rows / self.norm
+        # Without noise nothing is promised, and no room needed for the rounding to the grid.
+        rows = rows / (self.norm * (1 + 2 * ROUNDING if self.noise_multiplier else 1.0))
         return np.concatenate([np.clip(targets, -1, 1) @ rows, (rows.T @ rows)[_upper(self.width)]])
 
     def on_grid(self, sums: _Vector) -> _Vector:

@@ -41,7 +41,9 @@ def row_norms(x_BN: Tensor) -> Tensor:
     """Norms of rows, in double precision and never too small (by more than 1e-5): at the speed of single precision."""
     size = x_BN.shape[1]
     whole = size - size % _LENGTH
-    if size <= 2 * _LENGTH:
+    if x_BN.stride(1) != 1:  # torch adds with less care then
+        x_BN = x_BN.contiguous()
+    if size <= _LENGTH:
         norms: Tensor = torch.linalg.vector_norm(x_BN, dim=1).double()
     else:
         pieces = torch.linalg.vector_norm(x_BN[:, :whole].unflatten(1, (-1, _LENGTH)), dim=2).double()

@@ -112,13 +112,18 @@ class Outer:
         a, g = self.inputs_BTd, self.grads_BTp
         positions, d, p = a.shape[1], a.shape[2], g.shape[2]
         gram = gram_is_cheaper(positions, d, p) if self.by_gram is None else self.by_gram
-        norms = row_norms(a.reshape(-1, d)) * row_norms(g.reshape(-1, p))
-        return self._gram_squared_norms() if gram else row_squares(self.dense()), norms.view(a.shape[:2]).sum(
-            1
+        of_a, of_g = (
+            row_norms(a.reshape(-1, d)).view(a.shape[:2]),
+            row_norms(g.reshape(-1, p)).view(a.shape[:2]),
         )
+        squares = self._gram_squared_norms(of_a, of_g) if gram else row_squares(self.dense())
+        return squares, (of_a * of_g).sum(1)
 
-    def _gram_squared_norms(self) -> Tensor:
-        return (_gram(self.inputs_BTd) * _gram(self.grads_BTp)).sum((1, 2))
+    def _gram_squared_norms(self, of_a: Tensor, of_g: Tensor) -> Tensor:
+        """From inner products of positions of length 1, lest products of small numbers vanish, and their lengths."""
+        cosines = _gram(_directions(self.inputs_BTd, of_a)) * _gram(_directions(self.grads_BTp, of_g))
+        lengths = of_a * of_g
+        return torch.bmm(torch.bmm(lengths[:, None], cosines), lengths[:, :, None]).flatten()
 
     def add_weighted_sum(self, weights_B: Tensor, out: Tensor, fresh: bool = False) -> None:
         beta = 0.0 if fresh else 1.0
@@ -316,7 +321,11 @@ def squared_norms(joined: list[Factor]) -> Tensor:
     cross = (products * at_tokens.mT).sum((1, 2), dtype=torch.float64)
     (of_outer, parts), of_rows = outer.unsettled_squared_norms(), rows.squared_norms()
     squares = of_outer + of_rows + 2 * cross
-    doubtful = squares < _CANCELLATION * (parts + of_rows.sqrt()).square()
+    # The cross term is of tokens before they are joined.
+    of_tokens = (
+        row_norms(rows.grads_BTd.reshape(-1, rows.grads_BTd.shape[2])).view(rows.tokens_BT.shape).sum(1)
+    )
+    doubtful = squares < _CANCELLATION * (parts + of_tokens).square()
     doubtful |= squares < _TWO_FORMS * (of_outer.clamp_min(0).sqrt() + of_rows.sqrt()).square()
     return _settled(outer, rows, squares, doubtful)
 
@@ -362,6 +371,15 @@ class Few:
 
     def mask(self, keep_B: Tensor) -> None:
         self.examples = self.examples[keep_B[self.examples]]
+
+
+def _directions(x_BTd: Tensor, norms_BT: Tensor) -> Tensor:
+    """Positions of length 1, or 0; scaled twice, since a small length has no reciprocal in single precision."""
+    near = torch.exp2(
+        -torch.log2(norms_BT.clamp_min(1e-60)).round() / 2
+    )  # twice this, in logarithms, is the way
+    rest = torch.where(norms_BT > 0, 1 / (norms_BT * near), 0.0)
+    return (x_BTd * near.to(x_BTd.dtype)[..., None]) * rest.to(x_BTd.dtype)[..., None]
 
 
 def _gram(x_BTd: Tensor) -> Tensor:

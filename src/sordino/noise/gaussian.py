@@ -55,7 +55,7 @@ class GaussianNoise:
         self, vector: Tensor, std: float, purpose: str, step: int
     ) -> Iterator[tuple[Tensor, _Buffers, Tensor]]:
         """Parts of a vector that fit the cache, room to work on each, and noise for it."""
-        reader, tail = Reader(self._streams, purpose, step), Reader(self._streams, f"{purpose}:tail", step)
+        reader, tail = Reader(self._streams, purpose, step), Reader(self._streams, f"tail of {purpose}", step)
         for start in range(0, vector.numel(), CHUNK):
             part = vector[start : start + CHUNK]
             half = -(-part.numel() // 2)
