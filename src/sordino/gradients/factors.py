@@ -24,6 +24,7 @@ _CANCELLATION = CANCELLING**-2
 _TWO_FORMS = 2.0**-2  # the same for a tied embedding and head, which are summed one after the other
 _AT_A_TIME = 1 << 22  # numbers, in gradients that are made
 _ROWS_OF_A_GROUP, _GRAM_NUMBERS = 4, 1 << 26
+_SMALL_POSITION = 2.0**-40
 _PIECE = 1024  # of inner products: longer ones are added up in double precision
 
 
@@ -120,10 +121,7 @@ class Outer:
         return squares, (of_a * of_g).sum(1)
 
     def _gram_squared_norms(self, of_a: Tensor, of_g: Tensor) -> Tensor:
-        """From inner products of positions of length 1, lest products of small numbers vanish, and their lengths."""
-        cosines = _gram(_directions(self.inputs_BTd, of_a)) * _gram(_directions(self.grads_BTp, of_g))
-        lengths = of_a * of_g
-        return torch.bmm(torch.bmm(lengths[:, None], cosines), lengths[:, :, None]).flatten()
+        return (_gram(self.inputs_BTd, of_a) * _gram(self.grads_BTp, of_g)).sum((1, 2))
 
     def add_weighted_sum(self, weights_B: Tensor, out: Tensor, fresh: bool = False) -> None:
         beta = 0.0 if fresh else 1.0
@@ -373,25 +371,30 @@ class Few:
         self.examples = self.examples[keep_B[self.examples]]
 
 
-def _directions(x_BTd: Tensor, norms_BT: Tensor) -> Tensor:
-    """Positions of length 1, or 0; scaled twice, since a small length has no reciprocal in single precision."""
-    near = torch.exp2(
-        -torch.log2(norms_BT.clamp_min(1e-60)).round() / 2
-    )  # twice this, in logarithms, is the way
-    rest = torch.where(norms_BT > 0, 1 / (norms_BT * near), 0.0)
-    return (x_BTd * near.to(x_BTd.dtype)[..., None]) * rest.to(x_BTd.dtype)[..., None]
+def _gram(x_BTd: Tensor, norms_BT: Tensor) -> Tensor:
+    """Inner products of the positions of each example, [B, T, T] in double precision, of which none vanishes.
 
-
-def _gram(x_BTd: Tensor) -> Tensor:
-    """Inner products of the positions of each example, [B, T, T], in double precision where they are long."""
+    Positions whose squares would vanish or overflow are scaled by powers of two first, which changes no digit; of long
+    positions the inner products of pieces are added up in double precision.
+    """
+    extreme = (norms_BT > 0) & ((norms_BT < _SMALL_POSITION) | (norms_BT > 1 / _SMALL_POSITION))
+    powers: Tensor | None = None
+    if bool(extreme.any()):
+        powers = torch.where(extreme, -torch.log2(norms_BT.clamp(1e-60, 1e60)).round(), 0.0)
+        half = (powers / 2).floor()
+        for part in (half, powers - half):  # in two steps, each within single precision
+            x_BTd = x_BTd * torch.exp2(part).to(x_BTd.dtype)[..., None]
     size = x_BTd.shape[2]
     whole = size - size % _PIECE
     if size <= 2 * _PIECE:
-        return torch.bmm(x_BTd, x_BTd.mT).double()
-    pieces = x_BTd[:, :, :whole].unflatten(2, (-1, _PIECE)).transpose(1, 2)
-    total = torch.matmul(pieces, pieces.mT).sum(1, dtype=torch.float64)
-    rest = x_BTd[:, :, whole:]
-    return total + torch.bmm(rest, rest.mT)
+        total = torch.bmm(x_BTd, x_BTd.mT).double()
+    else:
+        pieces = x_BTd[:, :, :whole].unflatten(2, (-1, _PIECE)).transpose(1, 2)
+        rest = x_BTd[:, :, whole:]
+        total = torch.matmul(pieces, pieces.mT).sum(1, dtype=torch.float64) + torch.bmm(rest, rest.mT)
+    if powers is not None:
+        total = total * torch.exp2(-powers)[:, :, None] * torch.exp2(-powers)[:, None, :]
+    return total
 
 
 def _outer(a_BTd: Tensor, g_BTp: Tensor) -> Tensor:
