@@ -12,7 +12,6 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
@@ -25,6 +24,7 @@ from torch import Tensor, nn
 
 from sordino.clipping import ClippingPolicy, Probe
 from sordino.data import FixedOrder, Poisson, Sampling, Shuffled
+from sordino.federated.engines.gradients import threads
 from sordino.federated.rounds import Finished
 from sordino.federated.user_level import UserGate
 from sordino.gate import Door, Gate, Released
@@ -118,7 +118,8 @@ def audit_gate(
         raise ValueError(f"{runs} runs prove nothing: make at least {LEAST_RUNS} of each kind")
     setting.method.step.check(setting.noise_multiplier)
     sides = []
-    with _one_thread(), TrainingBar(2 * runs, progress) as bar:
+    # A model of four parameters leaves a second thread nothing to do but to wait.
+    with threads(1), TrainingBar(2 * runs, progress) as bar:
         for present in (True, False):
             seen = _Seen()
             for run in range(runs):
@@ -144,17 +145,6 @@ def audit_gate(
         with_canary.unpaid or without.unpaid,
         seed is not None,
     )
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """A model of four parameters leaves a second thread nothing to do but to wait."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 @dataclass(frozen=True)

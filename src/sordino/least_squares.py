@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import operator
 import os
+import threading
 import warnings
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -175,6 +176,11 @@ class LeastSquares(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             )
         if rows.shape[1] != settings.features:
             raise ValueError(f"rows of this stream have {settings.features} features, not {rows.shape[1]}")
+        with noise.one_at_a_time:
+            self._add(noise, settings, rows, targets)
+        return self
+
+    def _add(self, noise: _Noise, settings: _Settings, rows: _Vector, targets: _Vector) -> None:
         before, after = self.n_rows_, self.n_rows_ + len(rows)
         for number in range(-(-before // settings.horizon), (after - 1) // settings.horizon + 1):
             # First, whatever happens.
@@ -195,7 +201,6 @@ class LeastSquares(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         for start, stop in zip(cuts, [*cuts[1:], len(rows)], strict=True):
             sums += settings.on_grid(settings.sums(rows[start:stop], targets[start:stop]))
         self._sums, self.n_rows_ = sums, after
-        return self
 
     def _settings(self, features: int) -> _Settings:
         horizon, bound = _whole(self.horizon), self.row_bound
@@ -410,6 +415,7 @@ class _Noise:
     state: State
     run: str  # the name of its charges
     process: int = field(default_factory=os.getpid)
+    one_at_a_time: threading.Lock = field(default_factory=threading.Lock)
 
 
 def _numbers(values: ArrayLike) -> _Vector:

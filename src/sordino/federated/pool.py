@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from sordino.federated.algorithms import Round
+from sordino.federated.engines.gradients import threads
 from sordino.federated.rounds import Chunk, Finished, State, Workplace
 
 
@@ -109,12 +110,8 @@ class Pool:
     ) -> Finished:
         """With as many threads as a worker has: the same to the last digit."""
         alone.sort(key=lambda part: chunk.clients.index(part.clients[0]))
-        before = torch.get_num_threads()
-        torch.set_num_threads(self._threads)
-        try:
+        with threads(self._threads):
             return self._workplace.stood_in(chunk, alone, theta, server, now)
-        finally:
-            torch.set_num_threads(before)
 
     def _events(self) -> list[tuple[int, _Task, Finished | None]]:
         """Wait for something to happen: (worker, its task, what came back or None if nothing will)."""

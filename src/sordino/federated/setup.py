@@ -6,8 +6,8 @@ import hashlib
 import math
 import multiprocessing
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from sordino.data import Examples, Poisson, Sampling, Shuffled, WithoutReplaceme
 from sordino.data.partitions import Natural, Partition, partition_named
 from sordino.federated.algorithms import Algorithm, FedAdam, Scaffold
 from sordino.federated.conditions import Conditions
-from sordino.federated.engines.gradients import Gradients, choose, seconds_of
+from sordino.federated.engines.gradients import Gradients, choose, seconds_of, threads
 from sordino.federated.local import LocalAdam, LocalRule, LocalSgd, OwnLoop
 from sordino.federated.population import LocalPlan, Population, Rows, rows_or_none
 from sordino.federated.rounds import made_up_batch, own_update
@@ -248,19 +248,10 @@ def measured_engine(
     model: nn.Module, loss: Loss, vector: ParameterVector, population: Population, plan: LocalPlan, chunk: int
 ) -> tuple[str, Gradients]:
     """The fastest way to the gradients of a chunk, found out on made-up rows."""
-    with _one_thread():
+    with threads(
+        1
+    ):  # what workers have, and what a busy machine does not disturb: there threads wait for each other
         return choose(model, loss, vector, *made_up_batch(population, plan, chunk), reuse=True)
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """What workers have, and what a busy machine does not disturb: there threads wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 _WORTH_A_POOL = 0.03  # seconds of local work in a round: handing chunks out takes a few thousandths
@@ -277,7 +268,7 @@ def worthwhile_workers(
         or multiprocessing.current_process().daemon
     ):
         return 1
-    with torch.random.fork_rng(devices=[]), _one_thread():
+    with torch.random.fork_rng(devices=[]), threads(1):
         seconds = seconds_of(gradients, (theta.repeat(len(call[2]), 1), *call))
     return most if seconds * batches > _WORTH_A_POOL else 1
 

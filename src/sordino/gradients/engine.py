@@ -252,7 +252,7 @@ class Engine:
             piece = _take(inputs, part), _take(targets, part)
             all_norms.append(self._add_sums(*piece, weigh, ids, sums, present))
             if self.keep_loss:  # but where a row cannot be computed
-                with suppress(Exception), torch.no_grad(), torch.random.fork_rng(devices=[]):
+                with suppress(Exception, SystemExit), torch.no_grad(), torch.random.fork_rng(devices=[]):
                     self.last_loss += float(self.loss(call_model(self.model, piece[0]), piece[1]).sum())
         watchman.check()
         return sums.total(), all_norms[0] if len(all_norms) == 1 else torch.cat(all_norms)
@@ -335,8 +335,8 @@ class Engine:
         fine = torch.zeros(_count(targets), dtype=torch.bool, device=self.vector.theta.device)
         for i in range(len(fine)):
             with suppress(Exception, SystemExit), torch.enable_grad():
-                row, target = _rows(self._own(inputs), targets, i, i + 1)
-                losses = self.loss(call_model(self.model, row), target)
+                row, target = _rows(inputs, targets, i, i + 1)
+                losses = self.loss(call_model(self.model, self._own(row)), target)
                 check_loss(losses, 1)
                 if losses.requires_grad:
                     torch.autograd.grad(losses.sum(), self._parameters, allow_unused=True)

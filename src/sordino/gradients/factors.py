@@ -3,8 +3,7 @@
 ``B`` examples (or groups), ``T`` positions, ``d`` inputs, ``p`` outputs. A factor can say its squared norms,
 its weighted sums (added to the flat ``out``, or written to it if ``fresh``), itself as a dense B x size matrix, and
 itself for a part of the examples, once norms are known.
-Norms are bounds on what is added (``bounds``): they are of the very numbers that are summed, or where those are never
-made, raised so far that the order of additions does not matter.
+Norms are bounds on what is added (``bounds``): where parts of an example cancel, norm and sum are of the same numbers.
 """
 
 from __future__ import annotations

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import time
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
@@ -26,6 +28,17 @@ _TOLERANCE = 1e-4  # relative, by client, between two ways
 _SECONDS = 0.5  # how long to try a way out
 _CALLS = 5  # how often at most
 _ADVANTAGE = 0.9  # a way that comes later in the order must take less than this share of the time
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    """So many threads for torch, and afterwards as many as before."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 class Gradients(Protocol):
