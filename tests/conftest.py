@@ -82,3 +82,8 @@ def plan_of(**numbers: Any) -> Plan:
         "noise_multiplier": 1.0,
     }  # fmt: skip
     return Plan(**{**defaults, **numbers})
+
+
+def pytest_make_parametrize_id(config: object, val: object, argname: str) -> str | None:
+    """Bytes are no names: compressed ones hold the time, and two processes have to agree on what they collect."""
+    return argname if isinstance(val, bytes) else None
