@@ -53,9 +53,7 @@ class UserGate(Door):
             if not part.fine:
                 continue
             sent_UD = torch.cat([part.sent[name][part.fine] for name in self._names], dim=1)
-            squares_PU = torch.stack(
-                [row_squares(block) for block in sent_UD.split(self._size, dim=1)]  # type: ignore[no-untyped-call]
-            )
+            squares_PU = torch.stack([row_squares(block) for block in sent_UD.split(self._size, dim=1)])
             norms = self._with_room(Norms(self._names, squares_PU, squares_PU.sum(0).sqrt()))
             if numbers:
                 totals += self.clip.numbers(norms, self.clip_state).sum(1)
@@ -66,4 +64,4 @@ class UserGate(Door):
 
     def parts(self, released: Tensor) -> dict[str, Tensor]:
         """A released vector, taken apart again."""
-        return dict(zip(self._names, released.split(self._size), strict=True))  # type: ignore[no-untyped-call]
+        return dict(zip(self._names, released.split(self._size), strict=True))

@@ -171,7 +171,7 @@ def _mode() -> Any:
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode
 
-    class Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    class Counting(TorchDispatchMode):
         def __init__(self, count: Count) -> None:
             super().__init__()  # type: ignore[no-untyped-call]
             self.count = count
