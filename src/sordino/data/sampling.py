@@ -56,6 +56,11 @@ class Sampling(ABC):
         return release(noise_multiplier, self.amplified_rate(n))
 
     @property
+    def coin(self) -> float | None:
+        """The probability with which a unit is in a batch, if that is independent of everything else."""
+        return None
+
+    @property
     def fixed_count(self) -> int | None:
         """How many units every step draws from all of them, if always so many: then neighbours are substitutes."""
         return None
@@ -107,6 +112,10 @@ class Poisson(Sampling):
     def __post_init__(self) -> None:
         if not 0 < self.rate <= 1:
             raise ValueError(f"the sampling rate must be in (0, 1], not {self.rate:g}")
+
+    @property
+    def coin(self) -> float:
+        return self.rate
 
     @classmethod
     def of_batch(cls, batch_size: int, units: int) -> Self:
