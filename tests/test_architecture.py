@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,9 @@ import sordino
 SOURCE = Path(sordino.__file__).parent
 # Each part may import itself and the parts before it.
 ORDER = [
+    "registry",
+    "named",
+    "described",
     "vector",
     "privacy",
     "data",
@@ -72,14 +76,28 @@ def test_every_part_has_its_place() -> None:
 
 
 def test_the_export_list_is_exact_and_sorted() -> None:
-    assert sordino.__all__ == sorted(sordino.__all__)
-    assert set(sordino.__all__) == set(sordino._HOMES)
+    assert list(sordino._HOMES) == sordino.__all__ == sorted(sordino.__all__)
     for name in sordino.__all__:
         value = getattr(sordino, name)
         assert value.__name__ == name
         assert value.__doc__, f"{name} has no docstring"
     with pytest.raises(AttributeError, match="nothing_such"):
         _ = sordino.nothing_such
+
+
+def test_type_checkers_see_the_names_that_there_are() -> None:
+    seen = {
+        alias.asname: node.module
+        for node in ast.walk(ast.parse((SOURCE / "__init__.py").read_text()))
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+        if alias.asname is not None
+    }
+    assert seen == sordino._HOMES
+
+
+def test_the_version_is_that_of_the_installed_package() -> None:
+    assert sordino.__version__ == version("sordino")
 
 
 def test_train_is_the_function_however_it_is_reached() -> None:

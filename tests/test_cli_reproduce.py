@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 from sordino import recipes
 from sordino.cli.main import main
 from sordino.recipes.frame import Job, Recipe, Report, Run, Table
+from sordino.registry import Entry, Registry
 
 RAN: list[int] = []
 REGISTERED = recipes.RECIPES  # the real ones
@@ -51,7 +52,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         name: Recipe(name, f"the {name} experiment", function, "two numbers instead of three")
         for name, function in (("interrupted", interrupted), ("plain", plain), ("tiny", tiny))
     }
-    monkeypatch.setattr(recipes, "RECIPES", made)
+    entries = {name: Entry(recipe, recipe.summary) for name, recipe in made.items()}
+    monkeypatch.setattr(recipes, "RECIPES", Registry("recipe", entries, unknown=REGISTERED.wording))
     monkeypatch.setattr(recipes, "LISTED", {name: recipe.summary for name, recipe in made.items()})
     RAN.clear()
     return tmp_path

@@ -1,4 +1,7 @@
-"""Sordino: training where you get one try, private and federated."""
+"""Sordino: training where you get one try, private and federated.
+
+A public name is a line for type checkers and a line that says where it lives; a test compares them.
+"""
 
 from __future__ import annotations
 
@@ -6,51 +9,82 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sordino.clipping import Fixed, Normalised, Online, PerLayer, Quantile, Unclipped
-    from sordino.data import FixedOrder, Poisson, Separated, Shuffled, WithoutReplacement
-    from sordino.data.partitions import Dirichlet, Natural, Pathological, Random
-    from sordino.federated import (
-        AdaBest,
-        Conditions,
-        FedAdam,
-        FedAvg,
-        FedDyn,
-        FedProx,
-        LocalAdam,
-        LocalExtrapolation,
-        LocalSgd,
-        OwnLoop,
-        Population,
-        Scaffold,
-        ScaffoldM,
-        federate,
-    )
-    from sordino.gate import Gate, Released
-    from sordino.gradients import SlowGradients, replace_batchnorm
-    from sordino.least_squares import LeastSquares
-    from sordino.methods import (
-        Method,
-        adadp,
-        adam,
-        adam_wosm,
-        auto,
-        dp_adam,
-        dp_dog,
-        dp_ftrl,
-        dp_sgd,
-        method,
-        oso,
-        sgd,
-    )
-    from sordino.noise import Gaussian, Tree
-    from sordino.privacy import Budget, Ledger
-    from sordino.rates import Constant, DistanceOverGradients, Hypergradient, Scheduled, Tolerance, Travel
-    from sordino.runs import Run
-    from sordino.steps import Adam, AdamWithoutSecondMoments, Extrapolation, Ftrl, Sgd
-    from sordino.training import train
-    from sordino.vector import ParameterVector
+    from sordino.clipping import Fixed as Fixed
+    from sordino.clipping import Normalised as Normalised
+    from sordino.clipping import Online as Online
+    from sordino.clipping import PerLayer as PerLayer
+    from sordino.clipping import Quantile as Quantile
+    from sordino.clipping import Unclipped as Unclipped
+    from sordino.data import FixedOrder as FixedOrder
+    from sordino.data import Poisson as Poisson
+    from sordino.data import Separated as Separated
+    from sordino.data import Shuffled as Shuffled
+    from sordino.data import WithoutReplacement as WithoutReplacement
+    from sordino.data.partitions import Dirichlet as Dirichlet
+    from sordino.data.partitions import Natural as Natural
+    from sordino.data.partitions import Pathological as Pathological
+    from sordino.data.partitions import Random as Random
+    from sordino.federated import AdaBest as AdaBest
+    from sordino.federated import Conditions as Conditions
+    from sordino.federated import FedAdam as FedAdam
+    from sordino.federated import FedAvg as FedAvg
+    from sordino.federated import FedDyn as FedDyn
+    from sordino.federated import FedProx as FedProx
+    from sordino.federated import LocalAdam as LocalAdam
+    from sordino.federated import LocalExtrapolation as LocalExtrapolation
+    from sordino.federated import LocalSgd as LocalSgd
+    from sordino.federated import OwnLoop as OwnLoop
+    from sordino.federated import Population as Population
+    from sordino.federated import Scaffold as Scaffold
+    from sordino.federated import ScaffoldM as ScaffoldM
+    from sordino.federated import federate as federate
+    from sordino.gate import Gate as Gate
+    from sordino.gate import Released as Released
+    from sordino.gradients import SlowGradients as SlowGradients
+    from sordino.gradients import replace_batchnorm as replace_batchnorm
+    from sordino.least_squares import LeastSquares as LeastSquares
+    from sordino.methods import Method as Method
+    from sordino.methods import adadp as adadp
+    from sordino.methods import adam as adam
+    from sordino.methods import adam_wosm as adam_wosm
+    from sordino.methods import auto as auto
+    from sordino.methods import dp_adam as dp_adam
+    from sordino.methods import dp_dog as dp_dog
+    from sordino.methods import dp_ftrl as dp_ftrl
+    from sordino.methods import dp_sgd as dp_sgd
+    from sordino.methods import method as method
+    from sordino.methods import oso as oso
+    from sordino.methods import sgd as sgd
+    from sordino.noise import Gaussian as Gaussian
+    from sordino.noise import Tree as Tree
+    from sordino.privacy import Budget as Budget
+    from sordino.privacy import Ledger as Ledger
+    from sordino.rates import Constant as Constant
+    from sordino.rates import DistanceOverGradients as DistanceOverGradients
+    from sordino.rates import Hypergradient as Hypergradient
+    from sordino.rates import Scheduled as Scheduled
+    from sordino.rates import Tolerance as Tolerance
+    from sordino.rates import Travel as Travel
+    from sordino.runs import Run as Run
+    from sordino.runs import Seen as Seen
+    from sordino.steps import Adam as Adam
+    from sordino.steps import AdamWithoutSecondMoments as AdamWithoutSecondMoments
+    from sordino.steps import Extrapolation as Extrapolation
+    from sordino.steps import Ftrl as Ftrl
+    from sordino.steps import Sgd as Sgd
+    from sordino.tasks import Metric as Metric
+    from sordino.tasks import Task as Task
+    from sordino.tasks import classification as classification
+    from sordino.tasks import evaluate as evaluate
+    from sordino.tasks import next_words as next_words
+    from sordino.tasks import reconstruction as reconstruction
+    from sordino.tasks import regression as regression
+    from sordino.training import train as train
+    from sordino.vector import ParameterVector as ParameterVector
 
-# Where each public name lives. Names load when first used, so that `sordino --help` need not import torch.
+    __version__: str
+
+# Names load when first used, so that `sordino --help` need not import torch.
 _HOMES = {
     "AdaBest": "sordino.federated",
     "Adam": "sordino.steps",
@@ -77,6 +111,7 @@ _HOMES = {
     "LocalExtrapolation": "sordino.federated",
     "LocalSgd": "sordino.federated",
     "Method": "sordino.methods",
+    "Metric": "sordino.tasks",
     "Natural": "sordino.data.partitions",
     "Normalised": "sordino.clipping",
     "Online": "sordino.clipping",
@@ -93,10 +128,12 @@ _HOMES = {
     "Scaffold": "sordino.federated",
     "ScaffoldM": "sordino.federated",
     "Scheduled": "sordino.rates",
+    "Seen": "sordino.runs",
     "Separated": "sordino.data",
     "Sgd": "sordino.steps",
     "Shuffled": "sordino.data",
     "SlowGradients": "sordino.gradients",
+    "Task": "sordino.tasks",
     "Tolerance": "sordino.rates",
     "Travel": "sordino.rates",
     "Tree": "sordino.noise",
@@ -106,92 +143,38 @@ _HOMES = {
     "adam": "sordino.methods",
     "adam_wosm": "sordino.methods",
     "auto": "sordino.methods",
+    "classification": "sordino.tasks",
     "dp_adam": "sordino.methods",
     "dp_dog": "sordino.methods",
     "dp_ftrl": "sordino.methods",
     "dp_sgd": "sordino.methods",
+    "evaluate": "sordino.tasks",
     "federate": "sordino.federated",
     "method": "sordino.methods",
+    "next_words": "sordino.tasks",
     "oso": "sordino.methods",
+    "reconstruction": "sordino.tasks",
+    "regression": "sordino.tasks",
     "replace_batchnorm": "sordino.gradients",
     "sgd": "sordino.methods",
     "train": "sordino.training",
 }
 
-__all__ = [
-    "AdaBest",
-    "Adam",
-    "AdamWithoutSecondMoments",
-    "Budget",
-    "Conditions",
-    "Constant",
-    "Dirichlet",
-    "DistanceOverGradients",
-    "Extrapolation",
-    "FedAdam",
-    "FedAvg",
-    "FedDyn",
-    "FedProx",
-    "Fixed",
-    "FixedOrder",
-    "Ftrl",
-    "Gate",
-    "Gaussian",
-    "Hypergradient",
-    "LeastSquares",
-    "Ledger",
-    "LocalAdam",
-    "LocalExtrapolation",
-    "LocalSgd",
-    "Method",
-    "Natural",
-    "Normalised",
-    "Online",
-    "OwnLoop",
-    "ParameterVector",
-    "Pathological",
-    "PerLayer",
-    "Poisson",
-    "Population",
-    "Quantile",
-    "Random",
-    "Released",
-    "Run",
-    "Scaffold",
-    "ScaffoldM",
-    "Scheduled",
-    "Separated",
-    "Sgd",
-    "Shuffled",
-    "SlowGradients",
-    "Tolerance",
-    "Travel",
-    "Tree",
-    "Unclipped",
-    "WithoutReplacement",
-    "adadp",
-    "adam",
-    "adam_wosm",
-    "auto",
-    "dp_adam",
-    "dp_dog",
-    "dp_ftrl",
-    "dp_sgd",
-    "federate",
-    "method",
-    "oso",
-    "replace_batchnorm",
-    "sgd",
-    "train",
-]
+__all__ = sorted(_HOMES)
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'sordino' has no attribute {name!r}")
-    value = getattr(importlib.import_module(_HOMES[name]), name)
-    globals()[name] = value
-    return value
+if not TYPE_CHECKING:  # who would take every name for granted
+
+    def __getattr__(name: str) -> Any:
+        if name == "__version__":
+            from importlib.metadata import version
+
+            return version("sordino")
+        if name not in _HOMES:
+            raise AttributeError(f"module 'sordino' has no attribute {name!r}")
+        value = getattr(importlib.import_module(_HOMES[name]), name)
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:

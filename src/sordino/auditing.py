@@ -23,13 +23,15 @@ from dp_accounting import DpEvent
 from torch import Tensor, nn
 
 from sordino.clipping import ClippingPolicy, Probe
-from sordino.data import FixedOrder, Poisson, Sampling, Shuffled, as_examples
+from sordino.data import Poisson, Sampling, as_examples
+from sordino.data.sampling import sampling_named
 from sordino.federated.engines.gradients import threads
 from sordino.federated.rounds import Broadcast, Finished
 from sordino.federated.user_level import UserGate
 from sordino.gate import Door, ExampleGate, Members, Released
 from sordino.gradients import Engine
 from sordino.methods import Method, method_named
+from sordino.named import SAMPLINGS
 from sordino.noise import GaussianNoise, Streams
 from sordino.privacy import Budget, price
 from sordino.privacy.audit import (
@@ -56,7 +58,6 @@ _PULL = 1e4  # the canary's norm, in initial thresholds: always clipped
 _OTHERS = 0.5  # the norm of the others, in initial thresholds: a threshold may move across it
 _ROWS_OF_CANARY, _ROWS_OF_OTHERS = 3, 2  # with users for units
 _LEAST_STD = 1e-6  # where noise is missing, ratios are large and still numbers
-_SAMPLINGS = ("poisson", "shuffled", "fixed-order")
 
 
 @dataclass(frozen=True)
@@ -263,16 +264,17 @@ def _setting(
 
 
 def _sampling(name: str, rate: float | None) -> Sampling:
-    if name not in _SAMPLINGS:
-        raise ValueError(f"there is no sampling {name!r} to audit: choose one of {', '.join(_SAMPLINGS)}")
+    if SAMPLINGS.entries[SAMPLINGS.key(name)].facts.get("no guarantee"):
+        raise ValueError(
+            f"{name} is priced without a guarantee, so there is nothing to audit: choose another"
+        )
     if rate is None:
         rate = 1.0 if name == "poisson" else 0.25
     if not 0 < rate <= 1:
         raise ValueError(f"the sampling rate must be in (0, 1], not {rate:g}")
     if name == "poisson":
         return Poisson(rate)
-    batch = max(1, round(rate * UNITS))
-    return Shuffled(batch) if name == "shuffled" else FixedOrder(batch)
+    return sampling_named(name, max(1, round(rate * UNITS)), UNITS)
 
 
 def zeroed_out(sampling: Sampling, unit: int) -> Sampling:
@@ -337,7 +339,7 @@ def _observe(setting: _Setting, seed: int | None, present: bool, seen: _Seen) ->
     seen.stds.append(stds)
     seen.thresholds.append(thresholds)
     seen.probes.append(probes)
-    if not isinstance(setting.sampling, Poisson):
+    if setting.sampling.coin is None:
         turns = [CANARY in setting.sampling.units(step, UNITS, streams) for step in range(setting.calls)]
         seen.turns.append(turns)
     _check_paid(door, setting.calls, seen)
@@ -406,7 +408,7 @@ def _scores(setting: _Setting, seen: _Seen) -> Array:
     if not ratios:
         parts.append(gaussian_ratio(np.array(seen.canary), np.minimum(thresholds, pull), stds))
     ratios += [_over_steps(setting, seen, part) for part in parts]
-    if isinstance(setting.sampling, Poisson):
+    if setting.sampling.coin is not None:
         together = _over_steps(setting, seen, np.sum(parts, axis=0))  # one coin for all that a release shows
     else:
         together = np.sum(ratios, axis=0)
@@ -416,8 +418,9 @@ def _scores(setting: _Setting, seen: _Seen) -> Array:
 
 def _over_steps(setting: _Setting, seen: _Seen, ratios: Array) -> Array:
     """The ratio of a run from those of its releases, for a canary whose turns are known or left to chance."""
-    if isinstance(setting.sampling, Poisson):
-        return np.asarray(sampled_ratio(ratios, setting.sampling.rate).sum(1))
+    coin = setting.sampling.coin
+    if coin is not None:
+        return np.asarray(sampled_ratio(ratios, coin).sum(1))
     return np.asarray((ratios * np.array(seen.turns)).sum(1))
 
 
@@ -430,9 +433,10 @@ def _probe_ratio(setting: _Setting, probe: Probe, seen: Array, thresholds: Array
     # A count, centred: one more within, or one less. The others of the batch count too, however many there are.
     moved = np.where(clipped, -0.5, 0.5)
     each = np.where(thresholds < _OTHERS * setting.scale, -0.5, 0.5)
-    if isinstance(setting.sampling, Poisson):
+    coin = setting.sampling.coin
+    if coin is not None:
         many = np.arange(UNITS)
-        weights = _binomial(UNITS - 1, setting.sampling.rate)
+        weights = _binomial(UNITS - 1, coin)
     else:
         many, weights = np.array([int(setting.expected_batch) - 1]), np.ones(1)
     return mixed_ratio(seen, moved, std, each[..., None] * many, weights)

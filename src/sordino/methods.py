@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from sordino.clipping import ClippingPolicy, Fixed, Normalised, Online, PerLayer, Quantile, Unclipped
+from sordino.described import described
+from sordino.named import CLIPS, NOISES, RATES, STEPS
+from sordino.named import METHODS as METHODS
 from sordino.noise import Gaussian, Mechanism, Tree
 from sordino.rates import (
     Constant,
@@ -67,10 +69,10 @@ class Method:
                 f"{_kind(self.step)} leaves gradients out, and the noise of {_kind(self.noise)} cancels only if all of "
                 "them are used: use keep='hat'"
             )
-        if isinstance(self.clip, Online) and not self.step.linear:
+        if self.clip.needs_linear_steps and not self.step.linear:
             raise ValueError(
-                f"Online follows the derivative of a step by the threshold, which for {_kind(self.step)} is not "
-                "the q it releases: use Sgd or Extrapolation, or a Quantile threshold"
+                f"{_kind(self.clip)} follows the derivative of a step by the threshold, which for {_kind(self.step)} "
+                "is not the q it releases: use Sgd or Extrapolation, or a Quantile threshold"
             )
 
     def describe(self) -> dict[str, Any]:
@@ -78,42 +80,46 @@ class Method:
         adapts = ["learning_rate"] * self.rate.adapts + ["threshold"] * self.clip.adapts
         needs = ["learning_rate"] * (self.rate.needs_rate and self.step.needs_rate)
         needs += ["threshold"] * (self.clip.needs_threshold and self.private)
-        parts = {
-            part: {"kind": _kind(value), **asdict(value)}  # type: ignore[call-overload]
-            for part, value in (
-                ("clip", self.clip),
-                ("noise", self.noise),
-                ("step", self.step),
-                ("rate", self.rate),
-            )
+        parts = {"clip": self.clip, "noise": self.noise, "step": self.step, "rate": self.rate}
+        return {
+            "name": self.name,
+            **described(parts),
+            "average": self.average,
+            "adapts": adapts,
+            "needs": needs,
         }
-        return {"name": self.name, **parts, "average": self.average, "adapts": adapts, "needs": needs}
 
 
 def method(
     *,
-    clip: ClippingPolicy,
-    step: StepRule,
-    rate: RateController,
-    noise: Mechanism | None = None,
+    clip: ClippingPolicy | str,
+    step: StepRule | str,
+    rate: RateController | str,
+    noise: Mechanism | str | None = None,
     average: float | None = None,
     name: str = "composed",
 ) -> Method:
-    """Compose a method of one's own; what does not go together raises and says why.
+    """Compose a method of one's own, of parts or their names; what does not go together raises and says why.
 
+    >>> method(clip="quantile:0.8", step="sgd", rate="constant:0.1", noise="gaussian").rate
+    Constant(learning_rate=0.1)
     >>> method(clip=Quantile(), step=Extrapolation(), rate=Tolerance()).describe()["needs"]
     []
     >>> method(clip=Quantile(), step=Sgd(), rate=Tolerance())
     Traceback (most recent call last):
     ValueError: Tolerance follows an error estimate and Sgd gives none: use step=Extrapolation() or another rate
     """
-    parts = {"clip": (clip, ClippingPolicy), "step": (step, StepRule), "rate": (rate, RateController)}
+    parts = {
+        "clip": (CLIPS.part(clip), ClippingPolicy),
+        "step": (STEPS.part(step), StepRule),
+        "rate": (RATES.part(rate), RateController),
+        "noise": (Gaussian() if noise is None else NOISES.part(noise), Mechanism),
+    }
     for part, (value, kind) in parts.items():
         if not isinstance(value, kind):
             raise ValueError(f"{part} must be a {kind.__name__}, not {value!r}")
-    if noise is not None and not isinstance(noise, Mechanism):
-        raise ValueError(f"noise must be Gaussian() or Tree(), not {noise!r}")
-    return Method(name, clip, step, rate, noise or Gaussian(), average, not isinstance(clip, Unclipped))
+    made = {part: value for part, (value, _) in parts.items()}
+    return Method(name, **made, average=average, private=made["clip"].bounds)
 
 
 def _kind(part: object) -> str:
@@ -326,50 +332,7 @@ def adam(
     )
 
 
-METHODS: dict[str, Callable[..., Method]] = {
-    "adadp": adadp,
-    "adam": adam,
-    "adam-wosm": adam_wosm,
-    "auto": auto,
-    "dp-adam": dp_adam,
-    "dp-dog": dp_dog,
-    "dp-ftrl": dp_ftrl,
-    "dp-sgd": dp_sgd,
-    "oso": oso,
-    "sgd": sgd,
-}
-
-
 def method_named(name: str, settings: Mapping[str, Any] | None = None) -> Method:
     """The method called ``name`` with some settings changed; unknown names and settings raise and say what there is."""
-    key = name.replace("_", "-")
-    if key not in METHODS:
-        raise ValueError(f"there is no method {name!r}: choose one of {', '.join(sorted(METHODS))}")
-    known = inspect.signature(METHODS[key]).parameters
-    for setting, value in (settings or {}).items():
-        if setting not in known:
-            raise ValueError(f"{key} has no setting {setting!r}: it has {', '.join(known)}")
-        wanted = str(known[setting].annotation)
-        if not _fits(value, wanted):
-            kinds = [word for kind, word in _WORDS.items() if kind in wanted]
-            raise ValueError(f"{setting} must be {' or '.join(kinds)}, not {value!r}")
-    return METHODS[key](**(settings or {}))
-
-
-_WORDS = {
-    "float": "a number",
-    "int": "a whole number",
-    "bool": "true or false",
-    "str": "a word",
-    "None": "none",
-}
-
-
-def _fits(value: Any, annotation: str) -> bool:
-    if value is None:
-        return "None" in annotation
-    if isinstance(value, bool):
-        return "bool" in annotation
-    if isinstance(value, int):
-        return "int" in annotation or "float" in annotation
-    return "float" in annotation if isinstance(value, float) else "str" in annotation
+    found: Method = METHODS.named(name, settings)
+    return found

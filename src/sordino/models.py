@@ -17,29 +17,20 @@ from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from sordino.data.shakespeare import PAD, SPECIAL
-
-_SPECS = "linear, mlp, mlp:256,256, cnn, lstm (for next words), MODULE:CALLABLE or path/to/file.py:CALLABLE"
+from sordino.named import DATA_SETS, MODELS
 
 
 def default_model(data_name: str, input_shape: Sequence[int]) -> str:
     """The spec to use for a data set when the user names no model; it depends on public facts alone."""
-    known = {
-        "digits": "mlp:64",
-        "mnist": "cnn",
-        "fashion-mnist": "cnn",
-        "cifar10": "cnn",
-        "emnist-bymerge": "cnn",
-        "emnist-letters": "cnn",
-    }
-    known |= {"adult": "mlp:64", "ag-news": "mlp:128", "shakespeare": "lstm"}
+    known = DATA_SETS.entries.get(data_name)
     # Files of one's own may hold tables or images in any layout, and an mlp takes them all.
-    return known.get(data_name, "mlp")
+    return "mlp" if known is None else str(known.facts.get("model", "mlp"))
 
 
 def build_model(spec: str, input_shape: Sequence[int], classes: int) -> nn.Module:
@@ -53,28 +44,33 @@ def build_model(spec: str, input_shape: Sequence[int], classes: int) -> nn.Modul
     Linear(in_features=64, out_features=32, bias=True)
     """
     shape = tuple(int(size) for size in input_shape)
-    family, _, settings = spec.partition(":")
-    if spec == "linear":
-        return _mlp(shape, (), classes)
-    if family == "mlp":
-        return _mlp(shape, _hidden_sizes(spec, settings), classes)
-    if spec == "cnn":
-        return _cnn(shape, classes)
-    if family == "lstm":
-        sizes = (32, 64) if spec == "lstm" else _hidden_sizes(spec, settings)
-        if len(sizes) != 2 or len(shape) != 1:
-            raise ValueError(
-                f"model {spec!r} is for rows of tokens: give the sizes of embedding and state, as in lstm:96,670"
-            )
-        return next_word_lstm(classes, *sizes)
+    family, colon, settings = spec.partition(":")
+    if family in MODELS and not colon:
+        return cast(nn.Module, MODELS[family](shape, classes))
+    if family in MODELS and MODELS.entries[family].facts.get("sizes"):
+        return cast(nn.Module, MODELS[family](shape, classes, _sizes(spec, settings)))
     if family and settings:
         return _imported(spec, shape, classes)
-    raise ValueError(f"unknown model {spec!r}: use {_SPECS}")
+    raise ValueError(MODELS.unknown(spec))
 
 
-def _hidden_sizes(spec: str, settings: str) -> tuple[int, ...]:
-    if spec == "mlp":
-        return (256,)
+def linear(input_shape: tuple[int, ...], classes: int) -> nn.Module:
+    return _mlp(input_shape, (), classes)
+
+
+def mlp(input_shape: tuple[int, ...], classes: int, sizes: tuple[int, ...] = (256,)) -> nn.Module:
+    return _mlp(input_shape, sizes, classes)
+
+
+def lstm(input_shape: tuple[int, ...], classes: int, sizes: tuple[int, ...] = (32, 64)) -> nn.Module:
+    if len(sizes) != 2 or len(input_shape) != 1:
+        raise ValueError(
+            "model 'lstm' is for rows of tokens: give the sizes of embedding and state, as in lstm:96,670"
+        )
+    return next_word_lstm(classes, *sizes)
+
+
+def _sizes(spec: str, settings: str) -> tuple[int, ...]:
     parts = settings.split(",")
     if not all(part.strip().isascii() and part.strip().isdigit() and int(part) > 0 for part in parts):
         raise ValueError(f"model {spec!r}: give hidden sizes as positive whole numbers, such as mlp:256,256")
@@ -89,10 +85,10 @@ def _mlp(input_shape: tuple[int, ...], hidden: tuple[int, ...], classes: int) ->
     return nn.Sequential(*layers, nn.Linear(sizes[-1], classes))
 
 
-def _cnn(input_shape: tuple[int, ...], classes: int) -> nn.Sequential:
+def cnn(input_shape: tuple[int, ...], classes: int) -> nn.Sequential:
     if len(input_shape) == 2:  # grey images without a channel
         height, _ = input_shape
-        return nn.Sequential(nn.Unflatten(1, (1, height)), *_cnn((1, *input_shape), classes))
+        return nn.Sequential(nn.Unflatten(1, (1, height)), *cnn((1, *input_shape), classes))
     if len(input_shape) != 3 or min(input_shape) < 1:
         raise ValueError(f"model 'cnn' needs images (channels, height, width), not {input_shape}: use mlp")
     channels, height, width = input_shape

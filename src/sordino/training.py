@@ -10,7 +10,8 @@ from typing import Any, Unpack
 
 from torch import Tensor, nn
 
-from sordino.data import Examples, FixedOrder, Poisson, Sampling, Shuffled, as_examples
+from sordino.data import Examples, as_examples
+from sordino.data.sampling import sampling_named
 from sordino.defaults import default_batch_size, default_epochs
 from sordino.descent import Descent, DescentPlan
 from sordino.gate import ExampleGate, Members
@@ -118,7 +119,7 @@ def _plan(
     batch_size = default_batch_size(units) if batch_size is None else batch_size
     epochs = default_epochs(units) if epochs is None else epochs
     sampling = sampling or method.noise.sampling
-    how = _sampling(sampling, batch_size, units)
+    how = sampling_named(sampling, batch_size, units)
     if not epochs > 0 or not math.isfinite(epochs):
         raise ValueError(f"epochs must be positive, not {epochs:g}")
     per_epoch = how.steps_per_epoch(units)
@@ -147,24 +148,6 @@ def _plan(
         sampling=sampling,
         batches=batches,
     )
-
-
-def _sampling(name: str, batch_size: int, units: int) -> Sampling:
-    if batch_size < 1:
-        raise ValueError(f"the batch size must be at least 1, not {batch_size}")
-    if batch_size > units:
-        raise ValueError(
-            f"a batch of {batch_size} is more than the {units} units there are: use at most {units}"
-        )
-    kinds: dict[str, Callable[[], Sampling]] = {
-        "poisson": lambda: Poisson(batch_size / units),
-        "shuffled": lambda: Shuffled(batch_size),
-        "fixed-order": lambda: FixedOrder(batch_size),
-        "shuffled-as-poisson": lambda: Shuffled(batch_size, assume_poisson=True),
-    }
-    if name not in kinds:
-        raise ValueError(f"there is no sampling {name!r}: choose one of {', '.join(kinds)}")
-    return kinds[name]()
 
 
 def _noised(method: Method, terms: Terms, asked: Options) -> tuple[Terms, float | None]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sordino.cli.common import AsJson, budget_of, parsed_settings
+from sordino.named import METHODS, SAMPLINGS
 
 if TYPE_CHECKING:
     from sordino.auditing import GateAudit
@@ -38,10 +39,7 @@ def gate(
     noise_multiplier: Annotated[
         float | None, typer.Option(help="Instead of --epsilon: noise over threshold, above 0.")
     ] = None,
-    method: Annotated[
-        str,
-        typer.Option(help="auto, adadp, oso, dp-ftrl, dp-dog, dp-sgd, dp-adam or adam-wosm."),
-    ] = "auto",
+    method: Annotated[str, typer.Option(help=f"{METHODS.help(but='public')}.")] = "auto",
     settings: Annotated[
         list[str] | None,
         typer.Option(
@@ -60,7 +58,7 @@ def gate(
     ] = False,
     sampling: Annotated[
         str | None,
-        typer.Option(help="poisson, the default; shuffled or fixed-order (dp-ftrl's default here)."),
+        typer.Option(help=f"{SAMPLINGS.help(but='no guarantee')}; with dp-ftrl fixed-order is the default."),
     ] = None,
     sampling_rate: Annotated[
         float | None,

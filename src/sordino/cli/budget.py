@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
+from sordino.named import ACCOUNTANTS
+
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
 
@@ -50,16 +52,15 @@ class Order(StrEnum):
     unknown = "unknown"
 
 
-class Accountant(StrEnum):
-    auto = "auto"
-    rdp = "rdp"
-    pld = "pld"
-    moments = "moments"
-
-
 class Conversion(StrEnum):
     improved = "improved"
     basic = "basic"
+
+
+def _known_accountant(name: str) -> str:
+    if name not in ACCOUNTANTS:
+        raise typer.BadParameter(ACCOUNTANTS.unknown(name))
+    return name
 
 
 def _tree_option(text: str, *flags: str, **more: Any) -> Any:
@@ -90,7 +91,7 @@ SamplingOption = Annotated[
         show_default="poisson",
     ),
 ]
-AccountantOption = Annotated[Accountant, typer.Option(help="auto: the tighter of rdp and pld.")]
+Accountant = Annotated[str, typer.Option(help=f"{ACCOUNTANTS.help()}.", callback=_known_accountant)]
 ConversionOption = Annotated[Conversion, typer.Option(help="From RDP to epsilon; pld takes none.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print exactly one JSON object.")]
 StepsPerEpochOption = Annotated[int | None, _tree_option("batches in an epoch.")]
@@ -160,7 +161,7 @@ def epsilon(
     min_separation: SeparationOption = None,
     max_participation: ParticipationOption = None,
     as_printed: AsPrintedOption = False,
-    accountant: AccountantOption = Accountant.auto,
+    accountant: Accountant = "auto",
     conversion: ConversionOption = Conversion.improved,
     as_json: JsonOption = False,
 ) -> None:
@@ -181,7 +182,7 @@ def epsilon(
     )
     plan = _plan(mechanism, plain, tree)
     accountant = _printed_by(accountant, as_printed)
-    guarantee = price(plan.event(z), _given(delta, "--delta"), accountant.value, conversion.value)
+    guarantee = price(plan.event(z), _given(delta, "--delta"), accountant, conversion.value)
     inputs = {"noise_multiplier": z, **plan.inputs, "delta": delta}
     _print({"epsilon": guarantee.epsilon}, guarantee, inputs, plan, accountant, conversion, as_json)
 
@@ -202,7 +203,7 @@ def noise(
     min_separation: SeparationOption = None,
     max_participation: ParticipationOption = None,
     as_printed: AsPrintedOption = False,
-    accountant: AccountantOption = Accountant.auto,
+    accountant: Accountant = "auto",
     conversion: ConversionOption = Conversion.improved,
     as_json: JsonOption = False,
 ) -> None:
@@ -223,8 +224,8 @@ def noise(
     )
     plan = _plan(mechanism, plain, tree)
     accountant = _printed_by(accountant, as_printed)
-    z = noise_for(budget, plan.event, accountant.value, conversion.value)
-    guarantee = price(plan.event(z), budget.delta, accountant.value, conversion.value)
+    z = noise_for(budget, plan.event, accountant, conversion.value)
+    guarantee = price(plan.event(z), budget.delta, accountant, conversion.value)
     inputs = {"epsilon": budget.epsilon, "delta": budget.delta, **plan.inputs}
     answer = {"noise_multiplier": z, "epsilon": guarantee.epsilon}
     _print(answer, guarantee, inputs, plan, accountant, conversion, as_json)
@@ -238,7 +239,7 @@ def steps(
     sampling_rate: RateOption = None,
     sampling: SamplingOption = None,
     mechanism: MechanismOption = Mechanism.gaussian,
-    accountant: AccountantOption = Accountant.auto,
+    accountant: Accountant = "auto",
     conversion: ConversionOption = Conversion.improved,
     as_json: JsonOption = False,
 ) -> None:
@@ -253,11 +254,11 @@ def steps(
     z = _given(noise_multiplier, "--noise-multiplier")
     rate = _rate(sampling_rate)
     one = _plain_plan(_PlainFlags(1, rate, sampling))
-    count = steps_for(budget, one.event(z), accountant.value, conversion.value)
+    count = steps_for(budget, one.event(z), accountant, conversion.value)
     if sampling is Sampling.disjoint:
         count *= _batches_per_epoch(rate)
     plan = _plain_plan(_PlainFlags(count, rate, sampling))
-    guarantee = price(plan.event(z), budget.delta, accountant.value, conversion.value)
+    guarantee = price(plan.event(z), budget.delta, accountant, conversion.value)
     inputs = {
         "epsilon": budget.epsilon,
         "delta": budget.delta,
@@ -287,9 +288,9 @@ class _TreeFlags:
     as_printed: bool
 
 
-def _printed_by(accountant: Accountant, as_printed: bool) -> Accountant:
+def _printed_by(accountant: str, as_printed: bool) -> str:
     """The papers' own, where their numbers are asked for."""
-    return Accountant.rdp if as_printed and accountant is Accountant.auto else accountant
+    return "rdp" if as_printed and accountant == "auto" else accountant
 
 
 def _plan(mechanism: Mechanism, plain: _PlainFlags, tree: _TreeFlags) -> _Plan:
@@ -476,7 +477,7 @@ def _print(
     guarantee: Guarantee,
     inputs: dict[str, Any],
     plan: _Plan,
-    accountant: Accountant,
+    accountant: str,
     conversion: Conversion,
     as_json: bool,
 ) -> None:
@@ -495,7 +496,7 @@ def _print(
             "conversion": guarantee.conversion,
             "zcdp_rho": guarantee.zcdp_rho,
             "gdp_mu": guarantee.gdp_mu,
-            "inputs": inputs | {"accountant": accountant.value, "conversion": conversion.value},
+            "inputs": inputs | {"accountant": accountant, "conversion": conversion.value},
         }
         print(json.dumps(report, allow_nan=False))
         return

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
@@ -16,6 +15,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from sordino.named import ACCOUNTANTS, DATA_SETS, MODELS
+from sordino.registry import value_of
+
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
@@ -26,6 +28,9 @@ if TYPE_CHECKING:
 
 
 # Options that mean the same everywhere.
+Data = Annotated[str, typer.Argument(metavar="DATA", help=f"{DATA_SETS.help()}.")]
+Model = Annotated[str | None, typer.Option(help=f"{MODELS.help()}. By default chosen for the data.")]
+Accountant = Annotated[str, typer.Option(help=f"{ACCOUNTANTS.help()}.")]
 Classes = Annotated[int | None, typer.Option(help="Number of classes of an .npz, if it is public.")]
 Secure = Annotated[
     bool, typer.Option("--secure", help="Refuse seeds: randomness from the operating system alone.")
@@ -98,13 +103,7 @@ def parsed_settings(pairs: list[str]) -> dict[str, Any]:
             raise ValueError(f"--set takes NAME=VALUE, not {pair!r}")
         if name in settings:
             raise ValueError(f"--set {name} was given twice: give it once")
-        try:
-            word = value.lower()
-            settings[name] = (
-                None if word == "none" else json.loads(word if word in ("true", "false") else value)
-            )
-        except ValueError:
-            settings[name] = value
+        settings[name] = value_of(value)
     return settings
 
 

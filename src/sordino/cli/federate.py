@@ -10,9 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sordino.cli.common import (
+    Accountant,
     AsJson,
     Classes,
+    Data,
     KeepCheckpoint,
+    Model,
     Out,
     Resume,
     Secure,
@@ -24,6 +27,16 @@ from sordino.cli.common import (
     parsed_settings,
     run_folder,
     show_warning,
+)
+from sordino.named import (
+    ALGORITHMS,
+    CLIPS,
+    ENGINES,
+    LOCAL_RULES,
+    NOISES,
+    PARTICIPATIONS,
+    PARTITIONS,
+    SERVERS,
 )
 
 if TYPE_CHECKING:
@@ -39,19 +52,11 @@ if TYPE_CHECKING:
 
 
 def federate(
-    data: Annotated[
-        str,
-        typer.Argument(
-            metavar="DATA",
-            help="digits, mnist, fashion-mnist, emnist-bymerge, emnist-letters, cifar10, adult, ag-news, shakespeare, "
-            "or a path to an .npz file.",
-        ),
-    ],
+    data: Data,
     algorithm: Annotated[
         str | None,
         typer.Option(
-            help="adabest, the default; fedavg (under privacy or with a --server), fedprox, fedadam, scaffold, "
-            "scaffold-m, feddyn."
+            help=f"{ALGORITHMS.help()}. By default adabest; under privacy or with a --server fedavg."
         ),
     ] = None,
     clients: Annotated[
@@ -63,22 +68,13 @@ def federate(
     rounds: Annotated[int, typer.Option(help="How many.")] = 100,
     partition: Annotated[
         str | None,
-        typer.Option(
-            help="Who has which rows: iid, dirichlet:ALPHA, pathological, pathological:SHARE (of rows dealt at "
-            "random), natural (the users in the data); lognormal sizes as in dirichlet:0.3,spread=0.3."
-        ),
+        typer.Option(help=f"Who has which rows: {PARTITIONS.help()}."),
     ] = None,
     holdout: Annotated[int, typer.Option(help="Further clients that never train, to tune by.")] = 0,
     participation: Annotated[
-        str | None,
-        typer.Option(
-            help="fixed (so many a round, the default), poisson (the default under privacy), shuffled (with tree "
-            "noise), in-order, separated:ROUNDS (a client sits out that many)."
-        ),
+        str | None, typer.Option(help=f"Who comes when: {PARTICIPATIONS.help()}.")
     ] = None,
-    local: Annotated[
-        str, typer.Option(help="How clients step: sgd, adam, or adadp (each tunes its own rate).")
-    ] = "sgd",
+    local: Annotated[str, typer.Option(help=f"How clients step: {LOCAL_RULES.help()}.")] = "sgd",
     local_epochs: Annotated[int, typer.Option(help="Passes over a client's rows in a round.")] = 5,
     batch_size: Annotated[int, typer.Option(help="Of a local step.")] = 45,
     max_examples: Annotated[int | None, typer.Option(help="Rows a client uses in a round, at most.")] = None,
@@ -96,9 +92,7 @@ def federate(
     ] = None,
     server: Annotated[
         str | None,
-        typer.Option(
-            help="The server's step: sgd, sgdm, adam, ftrl, ftrlm; dp-ftrl, dp-ftrlm with tree noise."
-        ),
+        typer.Option(help=f"The server's step: {SERVERS.help()}."),
     ] = None,
     epsilon: Annotated[float | None, typer.Option(help="User-level privacy: the budget. No default.")] = None,
     delta: Annotated[float | None, typer.Option(help="Should be below 1/clients. No default.")] = None,
@@ -113,24 +107,17 @@ def federate(
     over_selection: Annotated[
         float, typer.Option(help="Ask that many times the clients wanted, and take the first.")
     ] = 1.0,
-    model: Annotated[
-        str | None,
-        typer.Option(
-            help="linear, mlp[:sizes], cnn, lstm, or MODULE:CALLABLE; by default chosen for the data."
-        ),
-    ] = None,
+    model: Model = None,
     workers: Annotated[
         int | None, typer.Option(help="Processes that share the local work; by default as many as pay.")
     ] = None,
     patience: Annotated[
         float | None, typer.Option(help="Seconds a client may take; without it a round waits.")
     ] = None,
-    engine: Annotated[
-        str, typer.Option(help="auto (the fastest), stacked, mapped, looped, debug (plain loops).")
-    ] = "auto",
+    engine: Annotated[str, typer.Option(help=f"{ENGINES.help()}.")] = "auto",
     store: Annotated[str, typer.Option(help="What clients keep lies in memory or in a file.")] = "memory",
     evaluations: Annotated[int, typer.Option(help="How often the test rows are looked at.")] = 10,
-    accountant: Annotated[str, typer.Option(help="auto (the tighter of rdp and pld), rdp, pld.")] = "auto",
+    accountant: Accountant = "auto",
     classes: Classes = None,
     seed: Annotated[
         int | None, typer.Option(help="For experiments: under privacy a known seed voids the guarantee.")
@@ -259,45 +246,40 @@ def _some(chosen: dict[str, Any], *names: str) -> dict[str, Any]:
 
 def _noise(chosen: dict[str, Any], server: str | None, private: bool) -> Mechanism | None:
     """Tree noise if the server is one of DP-FTRL's, else independent noise."""
-    from sordino.noise import Tree
+    from sordino.federated.algorithms import server_named
 
-    wanted = server is not None and server.removeprefix("dp-") in ("ftrl", "ftrlm")
+    wanted = server is not None and server_named(server).sums_gradients
     given = _some(chosen, "restart_every", "efficient", "completion")
     if given and not (private and wanted):
         raise ValueError(
             f"{next(iter(given))} is for tree noise: give --server dp-ftrl or dp-ftrlm and a budget"
         )
-    return Tree(**given) if private and wanted else None
+    tree: Mechanism | None = NOISES.named("tree", given) if private and wanted else None
+    return tree
 
 
 def _clip(chosen: dict[str, Any]) -> ClippingPolicy:
     """A threshold that follows a quantile, or stays if one is given alone."""
-    from sordino.clipping import Fixed, Quantile
-
     given = _some(chosen, "threshold", "target_quantile", "speed")
-    for name, value in given.items():
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise ValueError(f"{name} must be a number, not {value!r}")
-    if set(given) == {"threshold"}:
-        return Fixed(given["threshold"])
-    return Quantile(**given, largest=max(1.0, 10 * given.get("threshold", 0.1)))
+    start = _number(dict(given), "threshold", 0.1)
+    clip: ClippingPolicy = (
+        CLIPS.named("fixed", given)
+        if set(given) == {"threshold"}
+        else CLIPS.named("quantile", given | {"largest": max(1.0, 10 * start)})
+    )
+    return clip
 
 
 def _local(name: str, chosen: dict[str, Any], server: str | None) -> LocalRule:
-    from dataclasses import fields, replace
-
     from sordino.federated.local import local_named
 
-    rule = local_named(name)
-    mine = [f.name for f in fields(rule)]  # type: ignore[arg-type]
+    mine = LOCAL_RULES.settings(LOCAL_RULES.key(name))
     if server is not None:
-        mine = [each for each in mine if each != "momentum"]  # the server's
-    return replace(rule, **_some(chosen, *mine))  # type: ignore[type-var]
+        mine.pop("momentum", None)  # the server's
+    return local_named(name, _some(chosen, *mine))
 
 
 def _algorithm(name: str | None, server: str | None, chosen: dict[str, Any], private: bool) -> Algorithm:
-    from dataclasses import replace
-
     from sordino.federated.algorithms import algorithm_named, server_named
 
     if server is not None:
@@ -307,12 +289,9 @@ def _algorithm(name: str | None, server: str | None, chosen: dict[str, Any], pri
             raise ValueError(
                 f"--server {server} needs a budget: give --epsilon and --delta (or --noise-multiplier)"
             )
-        step = server_named(server)
-        if "momentum" in chosen:
-            if not hasattr(step, "momentum"):
-                raise ValueError(f"the server {server} has no momentum: use sgdm or ftrlm")
-            step = replace(step, **_some(chosen, "momentum"))  # type: ignore[type-var]
-        chosen["server"] = step
+        if "momentum" in chosen and "momentum" not in SERVERS.settings(SERVERS.key(server)):
+            raise ValueError(f"the server {server} has no momentum: use sgdm or ftrlm")
+        chosen["server"] = server_named(server, _some(chosen, "momentum"))
     return algorithm_named(name or ("fedavg" if server is not None or private else "adabest"), chosen)
 
 
@@ -329,31 +308,12 @@ def _partition(text: str | None, loaded: Loaded) -> Partition | str:
 def _participation(
     text: str | None, per_round: int, clients: int | None, dealt: Partition | str, holdout: int
 ) -> Sampling | None:
-    from sordino.data import FixedOrder, Poisson, Separated, Shuffled, WithoutReplacement
-    from sordino.data.partitions import Natural
-
     if text is None:
         return None
-    kind, _, number = text.partition(":")
-    if kind == "separated":
-        if not number.isdigit():
-            raise ValueError("say how many rounds a client sits out, as in --participation separated:10")
-        return Separated(per_round, int(number))
-    if number:
-        raise ValueError(f"--participation {kind} takes no number")
-    if kind == "poisson":
-        there = clients or (len(set(dealt.users.tolist())) - holdout if isinstance(dealt, Natural) else 100)
-        return Poisson(min(1.0, per_round / there))
-    kinds: dict[str, Callable[[], Sampling]] = {
-        "fixed": lambda: WithoutReplacement(per_round),
-        "in-order": lambda: FixedOrder(per_round),
-        "shuffled": lambda: Shuffled(per_round, every=None),
-    }
-    if kind not in kinds:
-        raise ValueError(
-            f"there is no participation {text!r}: choose fixed, poisson, shuffled, in-order or separated:ROUNDS"
-        )
-    return kinds[kind]()
+    known = None if isinstance(dealt, str) else dealt.clients
+    there = clients or (100 if known is None else max(1, known - holdout))
+    found: Sampling = PARTICIPATIONS.parsed(text, per_round, there)
+    return found
 
 
 def _print(run: Run, folder: Path) -> None:

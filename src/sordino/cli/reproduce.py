@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import shlex
 import sys
 from pathlib import Path
@@ -50,9 +49,7 @@ def reproduce(
     if workers is not None and workers < 1:
         raise ValueError(f"--workers must be at least 1, not {workers}")
     if name not in RECIPES:
-        close = difflib.get_close_matches(name.lower().replace("_", "-"), LISTED, n=1)
-        hint = f"did you mean {close[0]}? " if close else ""
-        raise ValueError(f"there is no recipe {name!r}: {hint}there are {', '.join(LISTED)}")
+        raise ValueError(RECIPES.unknown(name))
     size = "full" if full else "quick"
     folder = out or Path("runs") / f"reproduce-{name}-{size}"
     _check_folder(folder, name, size)
@@ -63,7 +60,7 @@ def reproduce(
     from sordino.runs import RunDirectory
     from sordino.runs.lock import locked
 
-    recipe = RECIPES[name]
+    recipe: Recipe = RECIPES[name]
     command = ["sordino", "reproduce", name, f"--{size}", *(["--out", str(out)] if out else [])]
     with locked(folder):
         RunDirectory(folder).tidy()  # in case it was that of a run before

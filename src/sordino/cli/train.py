@@ -9,9 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sordino.cli.common import (
+    Accountant,
     AsJson,
     Classes,
+    Data,
     KeepCheckpoint,
+    Model,
     Out,
     Resume,
     Secure,
@@ -24,6 +27,7 @@ from sordino.cli.common import (
     run_folder,
     show_warning,
 )
+from sordino.named import METHODS, SAMPLINGS
 
 if TYPE_CHECKING:
     from sordino.runs import Run
@@ -32,14 +36,7 @@ if TYPE_CHECKING:
 
 
 def train(
-    data: Annotated[
-        str,
-        typer.Argument(
-            metavar="DATA",
-            help="digits, mnist, fashion-mnist, emnist-bymerge, emnist-letters, cifar10, adult, ag-news, or a path to "
-            "an .npz file.",
-        ),
-    ],
+    data: Data,
     epsilon: Annotated[float | None, typer.Option(help="The budget, above 0. No default.")] = None,
     delta: Annotated[
         float | None, typer.Option(help="Strictly between 0 and 1; below 1/n. No default.")
@@ -48,13 +45,7 @@ def train(
         float | None,
         typer.Option(help="Instead of --epsilon: noise over threshold. 0 means none, epsilon inf."),
     ] = None,
-    method: Annotated[
-        str,
-        typer.Option(
-            help="auto (tunes itself), adadp, oso, dp-ftrl (no sampling needed), dp-dog, dp-sgd, dp-adam, adam-wosm, "
-            "or without privacy sgd, adam."
-        ),
-    ] = "auto",
+    method: Annotated[str, typer.Option(help=f"{METHODS.help()}.")] = "auto",
     settings: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="NAME=VALUE", help="A setting of the method, e.g. learning_rate=0.5."),
@@ -66,20 +57,9 @@ def train(
     batch_size: Annotated[
         int | None, typer.Option(help="Expected batch size; by default from the number of rows.")
     ] = None,
-    model: Annotated[
-        str | None,
-        typer.Option(help="linear, mlp[:sizes], cnn, or MODULE:CALLABLE; by default chosen for the data."),
-    ] = None,
-    sampling: Annotated[
-        str | None,
-        typer.Option(
-            help="poisson, the default; shuffled (dp-ftrl's default) or fixed-order, priced without amplification; "
-            "shuffled-as-poisson, priced as the papers do, which is no guarantee."
-        ),
-    ] = None,
-    accountant: Annotated[
-        str, typer.Option(help="auto (the tighter of rdp and pld), rdp, pld, moments.")
-    ] = "auto",
+    model: Model = None,
+    sampling: Annotated[str | None, typer.Option(help=f"{SAMPLINGS.help()}.")] = None,
+    accountant: Accountant = "auto",
     classes: Classes = None,
     seed: Annotated[
         int | None, typer.Option(help="For experiments only: a known seed voids the guarantee.")
@@ -158,8 +138,9 @@ def train(
 def _batches(summary: dict[str, Any]) -> str:
     steps, batches = summary["steps"], summary["batches"]
     taken = f"{steps} steps" if steps == batches else f"{batches} noisy batches in {steps} steps"
-    if summary["method"]["noise"]["kind"] == "Tree" and summary["noise_multiplier"]:
-        every = summary["method"]["noise"]["restart_every"]
+    noise = summary["method"]["noise"]
+    if "restart_every" in noise and summary["noise_multiplier"]:
+        every = noise["restart_every"]
         of_trees = "one tree" if every is None else f"trees of {every * summary['steps_per_epoch']} steps"
         return f"{taken} in {of_trees}, {summary['steps_per_epoch']} steps to an epoch"
     return taken

@@ -48,6 +48,7 @@ class PerLayer(ClippingPolicy):
     """
 
     thresholds: float | tuple[float, ...]
+    by_layer = True
 
     def __post_init__(self) -> None:
         for threshold in [self.thresholds] if isinstance(self.thresholds, (int, float)) else self.thresholds:
@@ -92,6 +93,7 @@ def _layers(names: Sequence[str]) -> list[int]:
 class Unclipped(ClippingPolicy):
     """No clipping: for training without privacy. The gate refuses to add noise to it."""
 
+    bounds = False
     has_threshold = False
     needs_threshold = False
 

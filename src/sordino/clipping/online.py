@@ -41,6 +41,7 @@ class Online(ClippingPolicy):
     update_by: str = "sign"
     adapts = True
     needs_threshold = False
+    needs_linear_steps = True
 
     def __post_init__(self) -> None:
         check_threshold(self.threshold)

@@ -2,33 +2,15 @@
 
 from __future__ import annotations
 
-import difflib
 import os
-from collections.abc import Callable
 from pathlib import Path
 
-from sordino.data.adult import load_adult
-from sordino.data.ag_news import load_ag_news
-from sordino.data.cifar import load_cifar10
-from sordino.data.digits import load_digits
 from sordino.data.download import Folders
-from sordino.data.emnist import BYMERGE, LETTERS
-from sordino.data.idx import FASHION_MNIST, MNIST
 from sordino.data.loaded import Loaded
 from sordino.data.npz import load_npz
-from sordino.data.shakespeare import load_shakespeare
+from sordino.named import DATA_SETS
 
-NAMED_SETS: dict[str, Callable[[Folders], Loaded]] = {
-    "adult": load_adult,
-    "ag-news": load_ag_news,
-    "cifar10": load_cifar10,
-    "digits": load_digits,
-    "emnist-bymerge": BYMERGE.load,
-    "emnist-letters": LETTERS.load,
-    "fashion-mnist": FASHION_MNIST.load,
-    "mnist": MNIST.load,
-    "shakespeare": load_shakespeare,
-}
+NAMED_SETS = DATA_SETS
 
 
 def load(
@@ -54,18 +36,14 @@ def load(
     if isinstance(name_or_path, str) and text in NAMED_SETS:
         if target is not None:
             raise ValueError(f"{text} has its own labels: leave out the target {target!r}")
-        folders = Folders(None, Path()) if text == "digits" else Folders.of(root)
-        loaded = NAMED_SETS[text](folders)
+        bundled = NAMED_SETS.entries[text].facts.get("bundled", False)
+        loaded: Loaded = NAMED_SETS[text](Folders(None, Path()) if bundled else Folders.of(root))
         if classes is not None and classes != loaded.classes:
             raise ValueError(f"{text} has {loaded.classes} classes: leave out classes={classes}")
         return loaded
     path = Path(text).expanduser()
     if isinstance(name_or_path, str) and not (path.suffix or os.sep in text or path.exists()):
-        close = difflib.get_close_matches(text.lower().replace("_", "-"), NAMED_SETS, n=1)
-        hint = f"did you mean {close[0]}? " if close else ""
-        raise ValueError(
-            f"unknown data set {text!r}: {hint}there are {', '.join(NAMED_SETS)}, or a path to a .npz file"
-        )
+        raise ValueError(NAMED_SETS.unknown(text))
     return _load_path(path, target, classes)
 
 

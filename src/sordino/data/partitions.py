@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sordino.data.groups import units_of
+from sordino.named import PARTITIONS
 
 Rows = npt.NDArray[np.int64]
 Labels = npt.NDArray[np.int64]
@@ -24,6 +25,11 @@ Labels = npt.NDArray[np.int64]
 
 class Partition(ABC):
     """A rule that deals rows out; settings are the fields of a frozen dataclass."""
+
+    @property
+    def clients(self) -> int | None:
+        """How many clients there are, if the partition knows."""
+        return None
 
     @abstractmethod
     def deal(self, labels: Labels, clients: int, chance: np.random.Generator) -> list[Rows]:
@@ -201,6 +207,10 @@ class Natural(Partition):
     def __post_init__(self) -> None:
         units_of(self.users, len(self.users))  # or refuse, before anything is counted by it
 
+    @property
+    def clients(self) -> int:
+        return len(np.unique(self.users))
+
     def deal(self, labels: Labels, clients: int, chance: np.random.Generator) -> list[Rows]:
         if self.users.shape != (len(labels),):
             raise ValueError(f"give one user for each of the {len(labels)} rows")
@@ -226,39 +236,5 @@ def partition_named(text: str) -> Partition:
     >>> partition_named("iid"), partition_named("dirichlet:0.3,spread=0.3"), partition_named("pathological:0.25")
     (Random(spread=0.0), Dirichlet(alpha=0.3, spread=0.3), Pathological(groups=None, random=0.25))
     """
-    head, *rest = text.replace(" ", "").split(",")
-    name, colon, value = head.partition(":")
-    settings: dict[str, float] = {}
-    if colon:
-        if name not in _FIRST:
-            raise ValueError(f"{name} takes no number: write {name}" if name == "iid" else _unknown(text))
-        settings[_FIRST[name]] = _number(value, text)
-    for each in rest:
-        setting, equals, value = each.partition("=")
-        if setting != "spread" or not equals or name == "pathological":
-            raise ValueError(_unknown(text))
-        settings[setting] = _number(value, text)
-    if name == "iid":
-        return Random(**settings)
-    if name == "dirichlet":
-        return Dirichlet(**settings)
-    if name == "pathological":
-        return Pathological(random=settings.get("random", 0.0))
-    raise ValueError(_unknown(text))
-
-
-_FIRST = {"dirichlet": "alpha", "pathological": "random"}
-
-
-def _unknown(text: str) -> str:
-    return (
-        f"there is no partition {text!r}: use iid, dirichlet:ALPHA, either with ,spread=S for lognormal sizes, or "
-        "pathological:SHARE, the share of rows dealt at random"
-    )
-
-
-def _number(value: str, text: str) -> float:
-    try:
-        return float(value)
-    except ValueError:
-        raise ValueError(f"{value!r} in the partition {text!r} is no number") from None
+    found: Partition = PARTITIONS.parsed(text)
+    return found

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, replace
+from typing import Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
 from dp_accounting import DpEvent
 
+from sordino.named import SAMPLINGS
 from sordino.privacy.events import release, sampled_without_replacement
 
 
@@ -53,6 +54,20 @@ class Sampling(ABC):
     def release(self, noise_multiplier: float, n: int) -> DpEvent:
         """What one charge costs under independent noise of standard deviation noise_multiplier * C."""
         return release(noise_multiplier, self.amplified_rate(n))
+
+    @property
+    def coin(self) -> float | None:
+        """The probability with which a unit is in a batch, if that is independent of everything else."""
+        return None
+
+    @property
+    def fixed_count(self) -> int | None:
+        """How many units every step draws from all of them, if always so many: then neighbours are substitutes."""
+        return None
+
+    def shuffled_every(self, epochs: int | None) -> Sampling:
+        """This sampling, shuffled every so many epochs if it is shuffled at all; None is once, for good."""
+        return self
 
     @property
     def min_separation(self) -> int | None:
@@ -97,6 +112,15 @@ class Poisson(Sampling):
     def __post_init__(self) -> None:
         if not 0 < self.rate <= 1:
             raise ValueError(f"the sampling rate must be in (0, 1], not {self.rate:g}")
+
+    @property
+    def coin(self) -> float:
+        return self.rate
+
+    @classmethod
+    def of_batch(cls, batch_size: int, units: int) -> Self:
+        """The rate at which so many are expected of so many units."""
+        return cls(min(1.0, batch_size / units))
 
     def units(self, step: int, n: int, source: Words) -> npt.NDArray[np.int64]:
         if self.rate == 1:
@@ -168,6 +192,10 @@ class FixedOrder(_Batches):
     Within an epoch batches are disjoint, so an epoch costs what one step costs.
     """
 
+    @classmethod
+    def of_batch(cls, batch_size: int, units: int) -> Self:
+        return cls(batch_size)
+
     def units(self, step: int, n: int, source: Words) -> npt.NDArray[np.int64]:
         self.check(n)
         return np.arange(n)[self._slice(step, n)]
@@ -198,6 +226,15 @@ class Shuffled(_Batches):
         super().__post_init__()
         if self.every is not None and self.every < 1:
             raise ValueError(f"batches are shuffled every so many epochs, at least 1, not {self.every}")
+
+    @classmethod
+    def of_batch(
+        cls, batch_size: int, units: int, assume_poisson: bool = False, every: int | None = 1
+    ) -> Self:
+        return cls(batch_size, assume_poisson, every)
+
+    def shuffled_every(self, epochs: int | None) -> Sampling:
+        return replace(self, every=epochs)
 
     def units(self, step: int, n: int, source: Words) -> npt.NDArray[np.int64]:
         self.check(n)
@@ -253,6 +290,14 @@ class WithoutReplacement(Sampling):
                 f"a whole number of units has to take part in a step, at least 1, not {self.count}"
             )
 
+    @classmethod
+    def of_batch(cls, batch_size: int, units: int) -> Self:
+        return cls(batch_size)
+
+    @property
+    def fixed_count(self) -> int:
+        return self.count
+
     def check(self, n: int) -> None:
         if self.count > n:
             raise ValueError(f"{self.count} units cannot be drawn from {n}: use at most {n}")
@@ -306,6 +351,10 @@ class Separated(Sampling):
         if self.separation < 1 or self.separation != int(self.separation):
             raise ValueError(f"separation is a whole number of steps, at least 1, not {self.separation:g}")
 
+    @classmethod
+    def of_batch(cls, batch_size: int, units: int, separation: int) -> Self:
+        return cls(batch_size, separation)
+
     @property
     def period(self) -> int:
         return self.separation + 1
@@ -350,6 +399,23 @@ class Separated(Sampling):
         return (
             f"a unit that took part sat out at least {self.separation} steps; nothing is assumed to be random"
         )
+
+
+def sampling_named(name: str, batch_size: int, units: int) -> Sampling:
+    """The sampling of this name for batches of so many of so many units.
+
+    >>> sampling_named("poisson", 100, 400)
+    Poisson(rate=0.25)
+    """
+    SAMPLINGS.key(name)
+    if batch_size < 1:
+        raise ValueError(f"the batch size must be at least 1, not {batch_size}")
+    if batch_size > units:
+        raise ValueError(
+            f"a batch of {batch_size} is more than the {units} units there are: use at most {units}"
+        )
+    found: Sampling = SAMPLINGS.named(name, None, batch_size, units)
+    return found
 
 
 def _drawn(count: int, n: int, words: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:

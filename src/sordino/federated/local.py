@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from sordino.named import LOCAL_RULES as LOCAL_RULES
 
 State = dict[str, Tensor]  # a row for each client in all of it
 Field = Callable[[Tensor], Tensor]  # [P, d] -> [P, d]; every call draws a batch
@@ -27,6 +29,16 @@ class LocalRule(ABC):
 
     batches_per_step = 1
     keeps_rate = False  # whether a client has a rate of its own that may outlive a round
+
+    @property
+    def sums_gradients(self) -> bool:
+        """Whether a client's update is a sum of gradients times rates."""
+        return False
+
+    @property
+    def keeps_to_plan(self) -> bool:
+        """Whether those rates are the planned ones."""
+        return False
 
     def start(self, x_Pd: Tensor, rates_P1: Tensor) -> State:
         """What a step needs of those before it, in the same round."""
@@ -64,6 +76,14 @@ class LocalSgd(LocalRule):
     def __post_init__(self) -> None:
         if not 0 <= self.momentum < 1:
             raise ValueError(f"momentum must be in [0, 1), not {self.momentum:g}")
+
+    @property
+    def sums_gradients(self) -> bool:
+        return not self.momentum
+
+    @property
+    def keeps_to_plan(self) -> bool:
+        return not self.momentum
 
     def start(self, x_Pd: Tensor, rates_P1: Tensor) -> State:
         state = super().start(x_Pd, rates_P1)
@@ -127,6 +147,7 @@ class LocalExtrapolation(LocalRule):
     grow: float = 1.1
     batches_per_step = 2
     keeps_rate = True
+    sums_gradients = True
 
     def __post_init__(self) -> None:
         if not 0 < self.tol < math.inf:
@@ -174,15 +195,11 @@ class OwnLoop:
     function: Callable[[Tensor, Any, Any, torch.Generator], Tensor]
 
 
-LOCAL_RULES: dict[str, type[LocalRule]] = {"adadp": LocalExtrapolation, "adam": LocalAdam, "sgd": LocalSgd}
+def local_named(name: str, settings: Mapping[str, Any] | None = None) -> LocalRule:
+    """The local rule of this name, with some settings changed.
 
-
-def local_named(name: str) -> LocalRule:
-    """The local rule of this name.
-
-    >>> local_named("adadp")
-    LocalExtrapolation(tol=0.1, discard=True, shrink=0.9, grow=1.1)
+    >>> local_named("adadp", {"tol": 0.2})
+    LocalExtrapolation(tol=0.2, discard=True, shrink=0.9, grow=1.1)
     """
-    if name not in LOCAL_RULES:
-        raise ValueError(f"there is no local rule {name!r}: choose one of {', '.join(sorted(LOCAL_RULES))}")
-    return LOCAL_RULES[name]()
+    found: LocalRule = LOCAL_RULES.named(name, settings)
+    return found

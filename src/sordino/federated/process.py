@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from sordino.described import described
 from sordino.federated.aggregate import Aggregate, Gathered, Tally
 from sordino.federated.algorithms import Algorithm, Round, rate_of_round
 from sordino.federated.conditions import Conditions
 from sordino.federated.options import LocalTraining
 from sordino.federated.population import Population
 from sordino.federated.rounds import Broadcast
-from sordino.federated.setup import Federation, about_clients, described
+from sordino.federated.setup import Federation, about_clients
 from sordino.federated.store import ClientStore
 from sordino.privacy.certificate import epsilon_to_json
 from sordino.runs.plan import RunPlan

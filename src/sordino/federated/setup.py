@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import math
 import multiprocessing
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +15,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sordino.clipping import Online, PerLayer
-from sordino.clipping.policy import ClippingPolicy
+from sordino.clipping import ClippingPolicy
 from sordino.data import Examples, Poisson, Sampling, Shuffled, WithoutReplacement, as_examples
 from sordino.data.partitions import Natural, Partition, partition_named
-from sordino.federated.algorithms import Algorithm, FedAdam, Scaffold
+from sordino.described import described
+from sordino.federated.algorithms import Algorithm
 from sordino.federated.conditions import Conditions
 from sordino.federated.engines.gradients import Gradients, choose, seconds_of, threads
-from sordino.federated.local import LocalAdam, LocalRule, LocalSgd, OwnLoop
+from sordino.federated.local import LocalRule, OwnLoop
 from sordino.federated.options import LocalTraining, Means
 from sordino.federated.population import LocalPlan, Population, Rows, rows_or_none
 from sordino.federated.rounds import made_up_batch, own_update
@@ -97,24 +96,18 @@ def check_composition(algorithm: Algorithm, rule: LocalRule | OwnLoop) -> None:
         raise ValueError(f"algorithm is a name or an Algorithm such as AdaBest(), not {algorithm!r}")
     name, local = type(algorithm).__name__, type(rule).__name__
     if isinstance(rule, OwnLoop):
-        corrected = (
-            type(algorithm).offset is not Algorithm.offset or type(algorithm).pull is not Algorithm.pull
-        )
-        if corrected:
+        if algorithm.corrects_gradients:
             raise ValueError(
                 f"{name} corrects the gradients of local steps, which your own loop does not show: use fedavg or "
                 "fedadam"
             )
         return
-    plain = isinstance(rule, LocalSgd) and not rule.momentum
-    if isinstance(algorithm, Scaffold) and (
-        isinstance(rule, LocalAdam) or (isinstance(rule, LocalSgd) and not plain)
-    ):
+    if algorithm.needs_sums_of_gradients and not rule.sums_gradients:
         raise ValueError(
             f"{name} takes a client's update for a sum of gradients times rates, which {local} with momentum does not "
             "make: use sgd without momentum or adadp"
         )
-    if algorithm.needs_planned_rates and not plain:
+    if algorithm.needs_planned_rates and not rule.keeps_to_plan:
         raise ValueError(
             f"{name}'s server counts on local steps of the planned rate: use sgd, or scaffold, whose clients say how "
             "far they went"
@@ -129,25 +122,22 @@ def check_private(
     independent: bool,
 ) -> None:
     """Raise ValueError for what has no known price, or no meaning."""
-    if isinstance(clip, PerLayer):
+    if clip.by_layer:
         raise ValueError(
             "what a client sends is clipped as one vector: use Fixed, Quantile, Online or Normalised"
         )
-    server = getattr(algorithm, "server", None)
-    if isinstance(clip, Online) and (
-        isinstance(algorithm, FedAdam) or (server is not None and not server.linear)
-    ):
+    if clip.needs_linear_steps and not algorithm.linear_server:
         raise ValueError(
             "Online follows the derivative of the server's step by the threshold, which for Adam is not known: use "
             "Quantile, or another server"
         )
     stateful = bool(algorithm.client_vectors) or own_rates
-    if isinstance(how, WithoutReplacement) and stateful:
+    if how.fixed_count is not None and stateful:
         raise ValueError(
             "clients that keep something between rounds have no known price when a fixed number is drawn: use Poisson "
             "sampling, or an algorithm without client state such as fedavg"
         )
-    if isinstance(how, WithoutReplacement) and not independent:
+    if how.fixed_count is not None and not independent:
         raise ValueError(
             "tree noise needs clients that come in an order: use Shuffled, FixedOrder or Separated participation"
         )
@@ -272,11 +262,11 @@ def participation_of(
         else:
             given = Poisson(per_round / clients)
     if conditions.over_selection > 1:
-        if not isinstance(given, WithoutReplacement):
+        if given.fixed_count is None:
             raise ValueError(
                 "over-selection is for a fixed number of clients a round: leave out participation"
             )
-        return WithoutReplacement(conditions.asked(given.count, clients)), given.count
+        return WithoutReplacement(conditions.asked(given.fixed_count, clients)), given.fixed_count
     return given, None
 
 
@@ -340,26 +330,6 @@ def described_partition(partition: Partition | Sequence[Rows] | str) -> Any:
     if isinstance(partition, Partition):
         return described(partition)
     return f"given as lists, {len(partition)} clients"
-
-
-def described(part: Any) -> Any:
-    """A frozen dataclass as plain data, its kind first; functions by name."""
-    if is_dataclass(part) and not isinstance(part, type):
-        return {
-            "kind": type(part).__name__,
-            **{f.name: described(getattr(part, f.name)) for f in fields(part)},
-        }
-    if isinstance(part, dict):
-        return {key: described(value) for key, value in part.items()}
-    if callable(part):
-        return getattr(part, "__qualname__", type(part).__name__)
-    if isinstance(part, (np.ndarray, Tensor)) or (
-        isinstance(part, (list, tuple)) and any(isinstance(x, (np.ndarray, Tensor)) for x in part)
-    ):
-        return f"{len(part)} values"
-    if isinstance(part, (list, tuple)):
-        return [described(value) for value in part]
-    return None if isinstance(part, float) and math.isnan(part) else part
 
 
 def about_clients(population: Population, rates: dict[int, float]) -> dict[str, Any]:

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from dp_accounting import DpEvent
 from torch import Tensor
 
-from sordino.data.sampling import Sampling, Shuffled
+from sordino.data.sampling import Sampling
 from sordino.noise.gaussian import GaussianNoise
 
 State = dict[str, Any]  # tensors and numbers: a checkpoint holds it as it is
@@ -36,11 +35,11 @@ class Mechanism(ABC):
 
     def dealt(self, sampling: Sampling, units: int) -> Sampling:
         """``sampling`` with its batches shuffled when, and only when, the noise begins anew."""
-        if self.independent or not isinstance(sampling, Shuffled):
+        if self.independent:
             return sampling
         per_epoch = sampling.steps_per_epoch(units)
         restart = self.restart_steps(per_epoch)
-        return replace(sampling, every=None if restart is None else restart // per_epoch)
+        return sampling.shuffled_every(None if restart is None else restart // per_epoch)
 
     @abstractmethod
     def over(self, sampling: Sampling, units: int, steps: int | None) -> Releases:

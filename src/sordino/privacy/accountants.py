@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from dp_accounting import DpEvent, NonPrivateDpEvent
 
+from sordino.named import ACCOUNTANTS
 from sordino.privacy.budget import check_delta
 from sordino.privacy.events import leaves, repeat
 from sordino.privacy.loss_distribution import (
@@ -30,7 +31,6 @@ from sordino.privacy.renyi import (
     relation_of,
 )
 
-ACCOUNTANTS = ("auto", "moments", "pld", "rdp")
 CONVERSIONS = ("basic", "improved")
 NO_CONVERSION = "none"  # what a PLD guarantee records: it reads epsilon off the distribution
 
@@ -80,29 +80,39 @@ def price(event: DpEvent, delta: float, accountant: str = "auto", conversion: st
     delta = check_delta(delta)
     check_names(accountant, conversion)
     mu_squared, relation = squared_mu(event), relation_of(event)
+    rho = None if mu_squared is None else mu_squared / 2
+    mu = None if mu_squared is None else math.sqrt(mu_squared)
+    epsilon, by, conversion = ACCOUNTANTS[accountant](event, delta, conversion)
+    return Guarantee(epsilon, delta, by, conversion, relation, rho, mu)
 
-    def guarantee(epsilon: float, accountant: str, conversion: str) -> Guarantee:
-        rho = None if mu_squared is None else mu_squared / 2
-        mu = None if mu_squared is None else math.sqrt(mu_squared)
-        return Guarantee(epsilon, delta, accountant, conversion, relation, rho, mu)
 
-    if accountant == "moments":
-        rdp = rdp_of(event, MOMENTS_ORDERS)
-        return guarantee(epsilon_from_rdp(rdp, delta, "basic", MOMENTS_ORDERS), "moments", "basic")
-    if accountant == "pld":
-        return guarantee(pld_epsilon(event, delta), "pld", NO_CONVERSION)
+Priced = tuple[float, str, str]  # epsilon, and the accountant and the conversion that found it
 
-    by_rdp = guarantee(epsilon_from_rdp(rdp_of(event), delta, conversion), "rdp", conversion)
-    if accountant == "auto" and worth_pld(event, delta, by_rdp.epsilon):
-        by_pld = guarantee(pld_epsilon(event, delta), "pld", NO_CONVERSION)
-        return min(by_rdp, by_pld, key=lambda g: g.epsilon)
-    return by_rdp
+
+def by_moments(event: DpEvent, delta: float, conversion: str) -> Priced:
+    rdp = rdp_of(event, MOMENTS_ORDERS)
+    return epsilon_from_rdp(rdp, delta, "basic", MOMENTS_ORDERS), "moments", "basic"
+
+
+def by_pld(event: DpEvent, delta: float, conversion: str) -> Priced:
+    return pld_epsilon(event, delta), "pld", NO_CONVERSION
+
+
+def by_rdp(event: DpEvent, delta: float, conversion: str) -> Priced:
+    return epsilon_from_rdp(rdp_of(event), delta, conversion), "rdp", conversion
+
+
+def by_the_tighter(event: DpEvent, delta: float, conversion: str) -> Priced:
+    found = by_rdp(event, delta, conversion)
+    if not worth_pld(event, delta, found[0]):
+        return found
+    return min(found, by_pld(event, delta, conversion), key=lambda priced: priced[0])
 
 
 def check_names(accountant: str, conversion: str) -> None:
     """Raise a `ValueError` for names we do not know, or a conversion where RDP needs one."""
     if accountant not in ACCOUNTANTS:
-        raise ValueError(f"unknown accountant {accountant!r}: choose one of {', '.join(ACCOUNTANTS)}")
+        raise ValueError(ACCOUNTANTS.unknown(accountant))
     if accountant == "pld" and conversion == NO_CONVERSION:
         return  # as a PLD guarantee states it
     if conversion not in CONVERSIONS:
@@ -155,6 +165,10 @@ class EpsilonCurve:
             return epsilon_from_rdp(
                 steps * self._rdp_of_step, self.total.delta, self.total.conversion, self._orders
             )
+        if self.total.accountant != "pld":
+            return price(
+                repeat(self.step, steps), self.total.delta, self.total.accountant, self.total.conversion
+            ).epsilon
         if steps > self.planned_steps:
             return pld_epsilon(repeat(self.step, steps), self.total.delta)
         so_far = pld_epsilon(repeat(self.step, steps), self.total.delta, coarser=COARSER)
@@ -179,7 +193,10 @@ def epsilon_after(
     if planned_steps < 1 or planned_steps != int(planned_steps):
         raise ValueError(f"planned_steps must be a whole number >= 1, not {planned_steps}")
     total = price(repeat(step, planned_steps), delta, accountant, conversion)
-    if total.accountant == "pld":
+    orders = _ORDERS.get(total.accountant)
+    if orders is None:
         return EpsilonCurve(step, planned_steps, total)
-    orders = MOMENTS_ORDERS if total.accountant == "moments" else ORDERS
     return EpsilonCurve(step, planned_steps, total, rdp_of(step, orders), orders)
+
+
+_ORDERS = {"moments": MOMENTS_ORDERS, "rdp": ORDERS}  # of those that price a step once and multiply

@@ -43,7 +43,7 @@ def noise_for(
     def epsilon_by(name: str) -> EpsilonOf:
         return lambda z: price(make_event(z), budget.delta, name, conversion).epsilon
 
-    if accountant in ("rdp", "moments"):
+    if accountant not in ("auto", "pld"):
         noise, _ = _least_noise(epsilon_by(accountant), budget.epsilon, start=1.0)
         return _or_unreachable(noise, budget)
 

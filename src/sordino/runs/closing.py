@@ -12,9 +12,9 @@ from typing import Any
 
 from torch import nn
 
-from sordino import report
 from sordino.privacy import Ledger, certificate
 from sordino.privacy.certificate import epsilon_to_json, sordino_version
+from sordino.report import drawn
 from sordino.runs.checkpoint import delete_checkpoint
 from sordino.runs.plan import RunPlan
 from sordino.runs.process import Line, Process
@@ -69,7 +69,7 @@ def closed_run(process: Process, plan: RunPlan, recording: Recording, history: l
         files = {"certificate.json": document, **process.files()}
         for name, content in files.items():
             directory.write_json(name, content)
-        directory.write("report.png", report.drawn(summary, history, files.get("clients.json")))
+        directory.write("report.png", drawn(summary, history, files.get("clients.json")))
         # Last: a run that is complete is not resumed. Where a kill leaves the checkpoint of a complete run, the next
         # command that opens the directory deletes it (RunDirectory.tidy); the other way round a kill in between would
         # leave a run that is neither complete nor can go on.

@@ -23,6 +23,7 @@ class Ftrl(StepRule):
     momentum: float = 0.0
     radius: float | None = None
     fresh_start: bool = False
+    sums_gradients = True
 
     def __post_init__(self) -> None:
         if not 0 <= self.momentum < 1:

@@ -61,6 +61,9 @@ class StepRule(ABC):
     estimates_error = False
     needs_rate = True  # False if the rule scales its own steps, so that its rate is a constant of the method
     scaled_by_noise = False  # the size of a step follows from the noise of a single release
+    sums_gradients = (
+        False  # theta follows the sum of all gradients so far, in which tree noise nearly cancels
+    )
     linear = True  # a step is linear in the gradients, so that OSO's q is its derivative by the threshold
 
     @property

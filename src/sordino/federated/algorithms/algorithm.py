@@ -58,6 +58,19 @@ class Algorithm(ABC):
         False  # whether the server counts on local steps of the round's rate, as many as planned
     )
 
+    needs_sums_of_gradients = False  # whether it takes a client's update for a sum of gradients times rates
+
+    @property
+    def linear_server(self) -> bool:
+        """Whether the server's step is linear in what was sent."""
+        return True
+
+    @property
+    def corrects_gradients(self) -> bool:
+        """Whether local gradients get an offset or a pull."""
+        kind = type(self)
+        return kind.offset is not Algorithm.offset or kind.pull is not Algorithm.pull
+
     def start(self, theta: Tensor, plan: Plan, mean_examples: float | None = None) -> State:
         """What the server keeps, before the first round.
 

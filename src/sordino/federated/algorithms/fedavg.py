@@ -40,6 +40,10 @@ class FedAvg(Algorithm):
                 "the size of its noise: use Sgd, Adam or Ftrl"
             )
 
+    @property
+    def linear_server(self) -> bool:
+        return self.server.linear
+
     def start(self, theta: Tensor, plan: Plan, mean_examples: float | None = None) -> State:
         return {"step": self.server.start(theta, plan)}
 
@@ -75,6 +79,7 @@ class FedAdam(Algorithm):
     beta2: float = 0.99
     stability: float = 1e-3  # tau
     weighted: bool = True
+    linear_server = False
 
     def __post_init__(self) -> None:
         check_positive(server_rate=self.server_rate, stability=self.stability)

@@ -23,6 +23,7 @@ class Scaffold(Algorithm):
     """
 
     progressive: bool = False
+    needs_sums_of_gradients = True
     client_vectors = ("h",)
     sent_vectors: ClassVar[tuple[str, ...]] = ("update", "change")
 

@@ -21,9 +21,9 @@ from torch.func import functional_call, grad, vmap
 from sordino.data.tree import tree_map
 from sordino.federated.engines.losses import Loss
 from sordino.federated.engines.stacked import StackedGradients
+from sordino.named import ENGINES
 from sordino.vector import ParameterVector
 
-ENGINES = ("stacked", "mapped", "looped", "debug")
 _TOLERANCE = 1e-4  # relative, by client, between two ways
 _SECONDS = 0.5  # how long to try a way out
 _CALLS = 5  # how often at most
@@ -52,7 +52,7 @@ def stacked(model: nn.Module, loss: Loss, vector: ParameterVector, *, reuse: boo
     return StackedGradients(model, loss, vector, reuse=reuse)
 
 
-def mapped(model: nn.Module, loss: Loss, vector: ParameterVector) -> Gradients:
+def mapped(model: nn.Module, loss: Loss, vector: ParameterVector, *, reuse: bool = False) -> Gradients:
     """`torch.func.vmap` over clients: for models made of anything that it can batch."""
     random = next(
         (
@@ -72,10 +72,10 @@ def mapped(model: nn.Module, loss: Loss, vector: ParameterVector) -> Gradients:
         return _weighted(loss(outputs, targets_B), weights_B)
 
     gradients: Gradients = vmap(grad(weighted_loss), randomness="error")  # type: ignore[arg-type]
-    return gradients
+    return _explained(gradients)
 
 
-def looped(model: nn.Module, loss: Loss, vector: ParameterVector) -> Gradients:
+def looped(model: nn.Module, loss: Loss, vector: ParameterVector, *, reuse: bool = False) -> Gradients:
     """One client after the other, in plain autograd. Random layers draw from torch's own generator."""
     parameters = [slot.parameter for slot in vector.slots]
 
@@ -117,13 +117,8 @@ def engine_named(
 
     With ``reuse`` the result of a call may be overwritten by the next one.
     """
-    if name == "stacked":
-        return stacked(model, loss, vector, reuse=reuse)
-    if name == "mapped":
-        return _explained(mapped(model, loss, vector))
-    if name in ("looped", "debug"):
-        return looped(model, loss, vector)
-    raise ValueError(f"there is no engine {name!r}: use one of {', '.join(ENGINES)}, or auto")
+    found: Gradients = ENGINES.named(name, None, model, loss, vector, reuse=reuse)
+    return found
 
 
 def _explained(gradients: Gradients) -> Gradients:
