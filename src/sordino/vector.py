@@ -33,6 +33,9 @@ class ParameterVector:
     ``model.to(...)``, ``load_state_dict(assign=True)`` or a replaced layer) is an error at the next
     ``check()``, which every gate call makes: training never stops silently.
 
+    Args:
+        model: Its trainable parameters become views of ``theta``; they are float32 and on one device.
+
     >>> model = nn.Linear(2, 3)
     >>> vector = ParameterVector(model)
     >>> vector.theta.shape
