@@ -33,9 +33,9 @@ class Method:
         step: The step rule: how gradients move theta.
         rate: The rate controller: how far.
         noise: The mechanism: ``Gaussian()`` or ``Tree()``.
-        average: The share of the run that an exponential average of the iterates looks back over (None for
-            none), and 1 is the plain average of all of them, from the first: online-to-batch conversion. It is free
-            post-processing, and when it is on, it is the model that comes out.
+        average: The share of the run that an exponential average of the iterates looks back over (None
+            for none), and 1 is the plain average of all of them, from the first: online-to-batch conversion.
+            It is free post-processing, and when it is on, it is the model that comes out.
         private: False for methods without clipping and noise.
 
     >>> auto().describe()["adapts"], dp_sgd().describe()["needs"]
@@ -120,11 +120,12 @@ def method(
         rate: ``Constant``, ``Scheduled``, ``Tolerance``, ``Hypergradient``, ``Travel`` or
             ``DistanceOverGradients``.
         noise: ``Gaussian()``, the default, or ``Tree()``.
-        average: The share of the run that an average of the iterates looks back over; 1 is the average of all.
+        average: The share of the run that an average of the iterates looks back over; 1 is the average of
+            all.
         name: What run.json calls it.
 
-    Guarantee: that of its clipping policy and noise; step and rate are post-processing. A combination whose price is not
-    known is refused.
+    Guarantee: that of its clipping policy and noise; step and rate are post-processing. A combination whose
+    price is not known is refused.
 
     >>> method(clip=Quantile(), step=Extrapolation(), rate=Tolerance()).describe()["needs"]
     []
@@ -177,7 +178,8 @@ def dp_sgd(
         per_layer: Clip each layer on its own; ``threshold`` is shared among them.
         average: The share of the run that an average of the iterates looks back over; None for none.
 
-    Guarantee: one Gaussian release a step, amplified under Poisson sampling; a quantile's count is part of it.
+    Guarantee: one Gaussian release a step, amplified under Poisson sampling; a quantile's count is part of
+    it.
 
     Reference: Abadi et al., "Deep learning with differential privacy", CCS 2016.
 
@@ -215,7 +217,8 @@ def dp_adam(
         per_layer: Clip each layer on its own; ``threshold`` is shared among them.
         average: The share of the run that an average of the iterates looks back over; None for none.
 
-    Guarantee: one Gaussian release a step, amplified under Poisson sampling; a quantile's count is part of it.
+    Guarantee: one Gaussian release a step, amplified under Poisson sampling; a quantile's count is part of
+    it.
 
     Reference: Kingma and Ba, "Adam: a method for stochastic optimization", ICLR 2015.
 
@@ -249,9 +252,11 @@ def adam_wosm(
         target_quantile: The threshold follows this quantile of the norms (Andrew et al., 2021).
         average: The share of the run that an average of the iterates looks back over; None for none.
 
-    Guarantee: one Gaussian release a step, amplified under Poisson sampling; a quantile's count is part of it.
+    Guarantee: one Gaussian release a step, amplified under Poisson sampling; a quantile's count is part of
+    it.
 
-    Reference: Mohapatra et al., "The role of adaptive optimizers for honest private hyperparameter selection", AAAI 2022.
+    Reference: Mohapatra et al., "The role of adaptive optimizers for honest private hyperparameter
+    selection", AAAI 2022.
 
     >>> adam_wosm(target_quantile=0.5).describe()["needs"]
     []
@@ -298,7 +303,8 @@ def adadp(
     Guarantee: one Gaussian release a batch, two a step, amplified under Poisson sampling. The rate is free
     post-processing.
 
-    Reference: Koskela and Honkela, "Learning rate adaptation for differentially private learning", AISTATS 2020.
+    Reference: Koskela and Honkela, "Learning rate adaptation for differentially private learning", AISTATS
+    2020.
 
     >>> adadp().describe()["needs"], adadp(online=True).describe()["adapts"]
     ([], ['learning_rate', 'threshold'])
@@ -344,11 +350,11 @@ def oso(
         update: ``sign`` or ``cosine``.
         average: The share of the run that an average of the iterates looks back over; None for none.
 
-    Guarantee: gradient and derivative are one joint Gaussian release a step (Proposition 1), amplified under Poisson
-    sampling.
+    Guarantee: gradient and derivative are one joint Gaussian release a step (Proposition 1), amplified
+    under Poisson sampling.
 
-    Reference: Galli, Palamidessi and Cucinotta, "Online sensitivity optimization in differentially private learning",
-    AAAI 2024.
+    Reference: Galli, Palamidessi and Cucinotta, "Online sensitivity optimization in differentially private
+    learning", AAAI 2024.
 
     >>> oso(learning_rate=0.3, threshold=0.1).describe()["adapts"]
     ['learning_rate', 'threshold']
@@ -365,8 +371,9 @@ def oso(
 def auto(travel: float = 2.5, stability: float = 0.1, average: float | None = 0.1) -> Method:
     """The default: nothing is left to choose, neither a learning rate nor a threshold.
 
-    Gradients are normalised, the rate is D / (G sqrt(T)) with the gradients' size G measured and the distance D
-    from the model's shapes, and the model that comes out is an average over the last tenth of the run.
+    Gradients are normalised, the rate is D / (G sqrt(T)) with the gradients' size G measured and the
+    distance D from the model's shapes, and the model that comes out is an average over the last tenth of
+    the run.
 
     Args:
         travel: D, in times of the norm that weights of such shapes have at 1/sqrt(fan-in).
@@ -393,7 +400,8 @@ def dp_dog(initial: float = 0.1, stability: float = 0.1, average: float | None =
 
     Guarantee: one Gaussian release a step, amplified under Poisson sampling.
 
-    Reference: Ivgi, Hinder and Carmon, "DoG is SGD's best friend: a parameter-free dynamic step size schedule", ICML 2023.
+    Reference: Ivgi, Hinder and Carmon, "DoG is SGD's best friend: a parameter-free dynamic step size
+    schedule", ICML 2023.
 
     >>> dp_dog().describe()["needs"]
     []
@@ -422,8 +430,8 @@ def dp_ftrl(
             start.
         momentum: DP-FTRLM: a step's effect is 1 / (1 - momentum) times as large.
         efficient: Honaker's estimator: less noise at the same price.
-        restart_every: After so many epochs a new tree begins, whose batches are dealt anew; ``auto`` as often
-            as makes the noise least, None never.
+        restart_every: After so many epochs a new tree begins, whose batches are dealt anew; ``auto`` as
+            often as makes the noise least, None never.
         completion: Fill a tree up with steps without data before the next begins.
         fresh_start: Forget sum and momentum at a restart.
         radius: Keep the model in a ball around its start.
@@ -434,7 +442,8 @@ def dp_ftrl(
 
     Guarantee: nothing is assumed about sampling; a tree is charged whole when it is opened.
 
-    Reference: Kairouz et al., "Practical and private (deep) learning without sampling or shuffling", ICML 2021.
+    Reference: Kairouz et al., "Practical and private (deep) learning without sampling or shuffling", ICML
+    2021.
 
     >>> dp_ftrl(restart_every=1).describe()["noise"]["kind"]
     'Tree'

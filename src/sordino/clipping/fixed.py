@@ -55,10 +55,11 @@ class PerLayer(ClippingPolicy):
     """Clip each layer's part of the gradient on its own.
 
     Args:
-        thresholds: One number is the total threshold C, shared equally: each of L layers gets C / sqrt(L). A tuple gives
-            one threshold per layer, in the order of the model.
+        thresholds: One number is the total threshold C, shared equally: each of L layers gets C /
+            sqrt(L). A tuple gives one threshold per layer, in the order of the model.
 
-    Guarantee: a unit moves the sum by at most the root of the sum of squared thresholds, and noise follows that.
+    Guarantee: a unit moves the sum by at most the root of the sum of squared thresholds, and noise follows
+    that.
 
     Reference: McMahan et al., "Learning differentially private recurrent language models", ICLR 2018.
 
@@ -136,15 +137,16 @@ class Unclipped(ClippingPolicy):
 class Normalised(ClippingPolicy):
     """Divide every unit's gradient by its norm (plus ``stability``), so that no threshold is left to choose.
 
-    What a threshold far below every norm does, up to the scale of the rate. Examples that are learnt well have small
-    gradients; those below ``stability`` fade instead of being blown up.
+    What a threshold far below every norm does, up to the scale of the rate. Examples that are learnt well
+    have small gradients; those below ``stability`` fade instead of being blown up.
 
     Args:
         stability: Added to each norm. The paper has 0.01.
 
     Guarantee: a unit moves the sum by less than 1.
 
-    Reference: Bu et al., "Automatic clipping: differentially private deep learning made easier and stronger", NeurIPS 2023.
+    Reference: Bu et al., "Automatic clipping: differentially private deep learning made easier and
+    stronger", NeurIPS 2023.
 
     >>> Normalised().sensitivity(Normalised().start(["weight"]))
     1.0

@@ -32,9 +32,9 @@ class Quantile(ClippingPolicy):
         speed: C <- C exp(-speed (fraction within C - target_quantile)).
         largest: C goes no further: noise that makes gradients grow must not make itself grow.
 
-    Guarantee: a unit moves the sum by at most C. The count of units within C is released too, centred, so that one unit
-    moves it by 1/2; its noise is max(m/20, z), with m the expected batch. Under independent noise both are one joint
-    release.
+    Guarantee: a unit moves the sum by at most C. The count of units within C is released too, centred, so
+    that one unit moves it by 1/2; its noise is max(m/20, z), with m the expected batch. Under independent
+    noise both are one joint release.
 
     Reference: Andrew et al., "Differentially private learning with adaptive clipping", NeurIPS 2021.
 

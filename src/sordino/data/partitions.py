@@ -80,16 +80,18 @@ class Random(Partition):
 
 @dataclass(frozen=True)
 class Dirichlet(Partition):
-    """Each client has a prior over the labels, drawn from Dirichlet(alpha): the smaller alpha, the fewer labels.
+    """Each client has a prior over the labels, drawn from Dirichlet(alpha): the smaller alpha, the fewer
+    labels.
 
-    A random client that still has room draws a label from its prior, among the labels that are left, and gets one of
-    its rows, until all are dealt. That ends: a label is never drawn that has run out.
+    A random client that still has room draws a label from its prior, among the labels that are left, and
+    gets one of its rows, until all are dealt. That ends: a label is never drawn that has run out.
 
     Args:
         alpha: Above 0; 0.3 and 0.03 are usual.
         spread: Of the clients' sizes, lognormal; 0 is equal sizes.
 
-    Reference: the way of dealing is that of Acar et al., "Federated learning based on dynamic regularization", ICLR 2021.
+    Reference: the way of dealing is that of Acar et al., "Federated learning based on dynamic
+    regularization", ICLR 2021.
 
     >>> labels = np.arange(1000) % 10
     >>> dealt = Dirichlet(alpha=0.03).deal(labels, clients=10, chance=np.random.default_rng(0))
@@ -153,8 +155,9 @@ class Pathological(Partition):
     """Clients by groups of labels, with a share of the rows dealt at random.
 
     Args:
-        groups: The labels of each client. None splits the labels, sorted, evenly among the clients, or with fewer labels
-            than clients, the clients among the labels. Clients that share a label share its rows.
+        groups: The labels of each client. None splits the labels, sorted, evenly among the clients, or
+            with fewer labels than clients, the clients among the labels. Clients that share a label share its
+            rows.
         random: The share of rows dealt at random: 0 is by label only, 1 is random.
 
     Reference: McMahan et al., 2017, and with a random share Koskela and Honkela, 2020.

@@ -134,9 +134,9 @@ class LocalAdam(LocalRule):
 class LocalExtrapolation(LocalRule):
     """ADADP's step with a rate of its own for every client.
 
-    A full step against two half steps, each on a batch of its own. Their distance, each coordinate relative to
-    max(1, |full|), is the error, and the rate is multiplied by tol / error, within [shrink, grow]. The two half steps
-    are what is kept.
+    A full step against two half steps, each on a batch of its own. Their distance, each coordinate relative
+    to max(1, |full|), is the error, and the rate is multiplied by tol / error, within [shrink, grow]. The
+    two half steps are what is kept.
 
     Args:
         tol: The error to hold.
@@ -144,8 +144,8 @@ class LocalExtrapolation(LocalRule):
         shrink: The least factor of the rate in a step.
         grow: The largest.
 
-    Reference: Koskela and Honkela, "Learning rate adaptation for differentially private learning", AISTATS 2020
-    (adaptive federated averaging).
+    Reference: Koskela and Honkela, "Learning rate adaptation for differentially private learning", AISTATS
+    2020 (adaptive federated averaging).
 
     >>> LocalExtrapolation().keeps_rate, LocalExtrapolation().batches_per_step
     (True, 2)
@@ -195,15 +195,17 @@ class LocalExtrapolation(LocalRule):
 class OwnLoop:
     """A client's local training in one's own words: no step rule, but all of a round of one client.
 
-    Offset and pull of the algorithm are not in its gradients, so it goes with algorithms that have none: FedAvg and
-    FedAdam.
+    Offset and pull of the algorithm are not in its gradients, so it goes with algorithms that have none:
+    FedAvg and FedAdam.
 
     Args:
-        function: ``function(theta, inputs, targets, generator)`` gets the server's parameters [d], the client's
-            own rows, and a generator that is seeded for this round and this client, and returns the client's
-            parameters [d]. It must not write into what it gets, and take all its randomness from the generator.
+        function: ``function(theta, inputs, targets, generator)`` gets the server's parameters [d], the
+            client's own rows, and a generator that is seeded for this round and this client, and returns the
+            client's parameters [d]. It must not write into what it gets, and take all its randomness from the
+            generator.
 
-    Guarantee: under user-level privacy what it returns is clipped like any client's update, so it may do what it likes.
+    Guarantee: under user-level privacy what it returns is clipped like any client's update, so it may do
+    what it likes.
 
     >>> lazy = OwnLoop(lambda theta, inputs, targets, generator: theta - 0.1 * inputs.mean(0))
     >>> lazy.function(torch.zeros(2), torch.ones(5, 2), None, torch.Generator())

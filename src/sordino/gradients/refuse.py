@@ -36,8 +36,8 @@ def refuse(model: nn.Module) -> None:
 def replace_batchnorm(model: nn.Module, groups: int = 32) -> nn.Module:
     """Put GroupNorm in the place of every BatchNorm, in place, and return the model.
 
-    Batch normalisation mixes the examples of a batch, so that no example's influence is bounded: the gate refuses it.
-    Scale and shift are kept.
+    Batch normalisation mixes the examples of a batch, so that no example's influence is bounded: the gate
+    refuses it. Scale and shift are kept.
 
     Args:
         model: Any module; one that is a BatchNorm itself comes back as another.

@@ -31,21 +31,22 @@ from sordino.privacy.trees import fixed_order_sensitivity, tree_release, worst_c
 
 @dataclass(frozen=True)
 class Tree(Mechanism):
-    """Noise that is nearly cancelled by the noise of later steps; batches come in an order that may be known.
+    """Noise that later steps nearly cancel; batches come in an order that may be known.
 
     Args:
-        efficient: Estimate a node from all that is known below it (Honaker, 2015), which nearly halves the variance at the
-            same price; without it the tree is the plain binary one.
-        restart_every: After so many epochs a new tree begins, and what noise the sum then has it keeps. None is one tree
-            for all epochs, and ``"auto"`` is as often as makes the noise of the sums least at equal privacy, which follows
-            from the number of steps.
-        completion: Fill a tree that is followed by another up to a power of two with steps without data, so that what it
-            leaves in the sum is the noise of its root alone.
+        efficient: Estimate a node from all that is known below it (Honaker, 2015), which nearly halves
+            the variance at the same price; without it the tree is the plain binary one.
+        restart_every: After so many epochs a new tree begins, and what noise the sum then has it keeps.
+            None is one tree for all epochs, and ``"auto"`` is as often as makes the noise of the sums least
+            at equal privacy, which follows from the number of steps.
+        completion: Fill a tree that is followed by another up to a power of two with steps without data,
+            so that what it leaves in the sum is the noise of its root alone.
 
-    Guarantee: nothing is assumed about sampling. A tree is charged whole when it is opened, for the order its batches
-    really have, thresholds that move included (docs/proofs.md).
+    Guarantee: nothing is assumed about sampling. A tree is charged whole when it is opened, for the order
+    its batches really have, thresholds that move included (docs/proofs.md).
 
-    Reference: Kairouz et al., "Practical and private (deep) learning without sampling or shuffling", ICML 2021.
+    Reference: Kairouz et al., "Practical and private (deep) learning without sampling or shuffling", ICML
+    2021.
 
     >>> Tree().planned(steps=4800, per_epoch=240)  # auto, worked out
     Tree(efficient=True, restart_every=2, completion=True)

@@ -20,7 +20,8 @@ class DistanceOverGradients(RateController):
 
     Guarantee: post-processing of released gradients, which costs no privacy.
 
-    Reference: Ivgi, Hinder and Carmon, "DoG is SGD's best friend: a parameter-free dynamic step size schedule", ICML 2023.
+    Reference: Ivgi, Hinder and Carmon, "DoG is SGD's best friend: a parameter-free dynamic step size
+    schedule", ICML 2023.
 
     >>> from sordino import Normalised, Sgd, method
     >>> method(clip=Normalised(), step=Sgd(), rate=DistanceOverGradients()).describe()["needs"]

@@ -32,7 +32,8 @@ def default_tolerance(plan: Plan) -> float:
 class Tolerance(RateController):
     """ADADP's rate: rate <- rate * clamp((tol / error)^exponent, shrink, grow) after every step.
 
-    When the step rule stops to estimate errors, the rate falls as 1 / (1 + decay k) over the k-th epoch from there.
+    When the step rule stops to estimate errors, the rate falls as 1 / (1 + decay k) over the k-th epoch
+    from there.
 
     Args:
         learning_rate: Where it starts; what it comes to does not depend on it for long.
@@ -42,11 +43,13 @@ class Tolerance(RateController):
         grow: The largest.
         discard: Take steps with an error above tol back. Their batches are spent all the same.
         decay: Of the rate, an epoch, once errors are no longer estimated.
-        reduction: ``"sum"`` reads the starting rate as one for sums of gradients, as the paper has it; ``"mean"`` for means.
+        reduction: ``"sum"`` reads the starting rate as one for sums of gradients, as the paper has it;
+            ``"mean"`` for means.
 
     Guarantee: post-processing of released gradients, which costs no privacy.
 
-    Reference: Koskela and Honkela, "Learning rate adaptation for differentially private learning", AISTATS 2020.
+    Reference: Koskela and Honkela, "Learning rate adaptation for differentially private learning", AISTATS
+    2020.
 
     >>> from sordino import Extrapolation, Normalised, method
     >>> method(clip=Normalised(), step=Extrapolation(), rate=Tolerance()).describe()["adapts"]

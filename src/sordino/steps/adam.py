@@ -67,7 +67,8 @@ class AdamWithoutSecondMoments(StepRule):
 
     Guarantee: post-processing of released gradients, which costs no privacy.
 
-    Reference: Mohapatra et al., "The role of adaptive optimizers for honest private hyperparameter selection", AAAI 2022.
+    Reference: Mohapatra et al., "The role of adaptive optimizers for honest private hyperparameter
+    selection", AAAI 2022.
 
     >>> from sordino import Constant, Quantile, method
     >>> method(clip=Quantile(), step=AdamWithoutSecondMoments(), rate=Constant(1e-3)).describe()["needs"]

@@ -18,17 +18,19 @@ from sordino.steps.rule import Field, Plan, Rate, State, StepResult, StepRule
 class Extrapolation(StepRule):
     """ADADP's step: two gradients, G1 at theta and G2 at the half step theta - rate/2 G1.
 
-    The full step is theta - rate G1 and two half steps lead to theta - rate/2 (G1 + G2); how far these are apart is the
-    error estimate that a ``Tolerance`` follows.
+    The full step is theta - rate G1 and two half steps lead to theta - rate/2 (G1 + G2); how far these are
+    apart is the error estimate that a ``Tolerance`` follows.
 
     Args:
-        keep: ``"hat"`` goes on from the two half steps, which use both gradients and so carry half of the noise
-            variance; ``"full"``, from the full step, is how the paper's main text reads.
-        freeze_after: After so many epochs the rule takes plain steps, one batch each, and estimates no error.
+        keep: ``"hat"`` goes on from the two half steps, which use both gradients and so carry half of the
+            noise variance; ``"full"``, from the full step, is how the paper's main text reads.
+        freeze_after: After so many epochs the rule takes plain steps, one batch each, and estimates no
+            error.
 
     Guarantee: post-processing of released gradients, which costs no privacy. Both batches are charged.
 
-    Reference: Koskela and Honkela, "Learning rate adaptation for differentially private learning", AISTATS 2020.
+    Reference: Koskela and Honkela, "Learning rate adaptation for differentially private learning", AISTATS
+    2020.
 
     >>> Extrapolation().steps(batches=100, batches_per_epoch=10)  # as many steps, and batches they draw
     (50, 100)

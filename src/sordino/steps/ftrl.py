@@ -16,15 +16,16 @@ class Ftrl(StepRule):
     """Follow the regularised leader: s <- s + g;  theta <- theta_0 - rate s, the rate being 1 / lambda.
 
     Args:
-        momentum: v <- momentum v + s and theta_0 - rate v (DP-FTRLM), which with one rate is heavy-ball SGD on the same
-            gradients.
+        momentum: v <- momentum v + s and theta_0 - rate v (DP-FTRLM), which with one rate is heavy-ball
+            SGD on the same gradients.
         radius: Keeps theta in a ball around theta_0.
-        fresh_start: At a restart of the noise the sum goes on, noise and all. With this the current theta becomes the
-            new theta_0 instead, and sum and momentum are forgotten.
+        fresh_start: At a restart of the noise the sum goes on, noise and all. With this the current theta
+            becomes the new theta_0 instead, and sum and momentum are forgotten.
 
     Guarantee: post-processing of released gradients, which costs no privacy.
 
-    Reference: Kairouz et al., "Practical and private (deep) learning without sampling or shuffling", ICML 2021.
+    Reference: Kairouz et al., "Practical and private (deep) learning without sampling or shuffling", ICML
+    2021.
 
     >>> from sordino import Constant, Fixed, Tree, method
     >>> method(clip=Fixed(1.0), step=Ftrl(momentum=0.9), rate=Constant(0.05), noise=Tree()).describe()["noise"]["kind"]

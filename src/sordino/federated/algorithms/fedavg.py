@@ -32,7 +32,8 @@ class FedAvg(Algorithm):
         weighted: Weigh clients by their numbers of examples; under user-level privacy a client counts as a
             client.
 
-    Reference: McMahan et al., "Communication-efficient learning of deep networks from decentralized data", AISTATS 2017.
+    Reference: McMahan et al., "Communication-efficient learning of deep networks from decentralized data",
+    AISTATS 2017.
 
     >>> FedAvg().client_vectors, FedAvg().sent_vectors  # what a client keeps and what it sends
     ((), ('update',))

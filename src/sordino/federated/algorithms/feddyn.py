@@ -19,13 +19,13 @@ class FedDyn(Algorithm):
 
     gradient - h_i - mu (theta - x);  h_i += mu g_i;  h += |P|/|S| mean g;  theta <- mean model - h.
 
-    Unbalanced clients have mu_i = mu / w_i, w_i their examples over the population's mean. (mu_i belongs into h_i: only
-    so is h_i the gradient at which the client stopped.)
+    Unbalanced clients have mu_i = mu / w_i, w_i their examples over the population's mean. (mu_i belongs
+    into h_i: only so is h_i the gradient at which the client stopped.)
 
     Args:
         mu: How strongly clients are drawn back and corrected.
-        progressive: Weigh by AdaBest's average size of all participations so far in place of the population's
-            mean.
+        progressive: Weigh by AdaBest's average size of all participations so far in place of the
+            population's mean.
 
     Reference: Acar et al., "Federated learning based on dynamic regularization", ICLR 2021.
 
