@@ -291,7 +291,7 @@ class LeastSquares(RegressorMixin, BaseEstimator):  # type: ignore[misc]
 
     @property
     def event(self) -> DpEvent:
-        """All that the ledger holds: of every fit, and of whoever else was given the same ledger."""
+        """All that the ledger holds, of every fit, and of whoever else was given the same ledger."""
         check_is_fitted(self)
         return self.ledger_.event
 

@@ -394,7 +394,7 @@ def dp_dog(initial: float = 0.1, stability: float = 0.1, average: float | None =
     """Distance over gradients on normalised gradients: no rate and no threshold.
 
     Args:
-        initial: The distance taken for granted at first, relative to 1 + |theta_0|.
+        initial: The distance taken for granted at first, relative to ``1 + |theta_0|``.
         stability: Added to the norms that gradients are divided by.
         average: The share of the run that an average of the iterates looks back over; None for none.
 

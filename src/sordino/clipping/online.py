@@ -24,7 +24,7 @@ from sordino.hypergradient import check_update, factor
 
 @dataclass(frozen=True)
 class Online(ClippingPolicy):
-    """OSO's threshold: C <- C exp(speed * sign<g_t, q_(t-1)>), q the derivative of the clipped sum by C.
+    """OSO's threshold: ``C <- C exp(speed * sign<g_t, q_(t-1)>)``, q the derivative of the clipped sum by C.
 
     A clipped unit's part in q is the direction of its gradient, norm 1, an unclipped unit's is zero: so q
     costs one more weighted sum of the same backward pass. When a step asks twice at one threshold, it moves

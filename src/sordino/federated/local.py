@@ -57,7 +57,7 @@ class LocalRule(ABC):
 
 @dataclass(frozen=True)
 class LocalSgd(LocalRule):
-    """Local SGD: v <- momentum v + g;  x <- x - rate v.
+    """Local SGD: ``v <- momentum v + g;  x <- x - rate v``.
 
     Args:
         momentum: Of the heavy ball, in [0, 1), begun anew every round.
@@ -135,7 +135,7 @@ class LocalExtrapolation(LocalRule):
     """ADADP's step with a rate of its own for every client.
 
     A full step against two half steps, each on a batch of its own. Their distance, each coordinate relative
-    to max(1, |full|), is the error, and the rate is multiplied by tol / error, within [shrink, grow]. The
+    to ``max(1, |full|)``, is the error, and the rate is multiplied by tol / error, within [shrink, grow]. The
     two half steps are what is kept.
 
     Args:

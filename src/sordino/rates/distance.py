@@ -13,10 +13,12 @@ from sordino.steps import Gradient, Plan, StepResult
 
 @dataclass(frozen=True)
 class DistanceOverGradients(RateController):
-    """Distance over gradients: rate_t = max_(s <= t) |theta_s - theta_0| / sqrt(sum_(s <= t) |g_s|^2).
+    """Distance over gradients: how far training has come, over how large the gradients were.
+
+    ``rate_t = max_(s <= t) |theta_s - theta_0| / sqrt(sum_(s <= t) |g_s|^2)``
 
     Args:
-        initial: The distance taken for granted at first, relative to 1 + |theta_0|.
+        initial: The distance taken for granted at first, relative to ``1 + |theta_0|``.
 
     Guarantee: post-processing of released gradients, which costs no privacy.
 

@@ -30,7 +30,7 @@ def default_tolerance(plan: Plan) -> float:
 
 @dataclass(frozen=True)
 class Tolerance(RateController):
-    """ADADP's rate: rate <- rate * clamp((tol / error)^exponent, shrink, grow) after every step.
+    """ADADP's rate: ``rate <- rate * clamp((tol / error)^exponent, shrink, grow)`` after every step.
 
     When the step rule stops to estimate errors, the rate falls as 1 / (1 + decay k) over the k-th epoch
     from there.

@@ -15,7 +15,7 @@ from sordino.steps import Gradient, Plan, StepResult
 class Travel(RateController):
     """The classic rate D / (G sqrt(T)), with the size G of the gradients measured as training goes.
 
-    rate_t = D / sqrt(T * mean_(s <= t) |g_s|^2), with D = ``travel`` * size * sqrt(d).
+    ``rate_t = D / sqrt(T * mean_(s <= t) |g_s|^2)``, with ``D = travel * size * sqrt(d)``.
 
     With this rate T steps of unrelated directions lead a distance D away, and noise, which is most of a
     private gradient, does lead in unrelated directions. How far it may lead is a matter of the scale of the

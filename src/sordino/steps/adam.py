@@ -60,7 +60,7 @@ class Adam(StepRule):
 class AdamWithoutSecondMoments(StepRule):
     """AdamWOSM: the second moment replaced by what it tends to under noise, its standard deviation.
 
-    theta <- theta - rate / (nu C / B + 1e-8) * m_t / (1 - beta1^t)
+    ``theta <- theta - rate / (nu C / B + 1e-8) * m_t / (1 - beta1^t)``
 
     Args:
         beta1: How much of the mean gradient is kept at each step.

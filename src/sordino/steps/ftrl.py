@@ -13,7 +13,7 @@ from sordino.steps.rule import Field, Plan, Rate, State, StepResult, StepRule
 
 @dataclass(frozen=True)
 class Ftrl(StepRule):
-    """Follow the regularised leader: s <- s + g;  theta <- theta_0 - rate s, the rate being 1 / lambda.
+    """Follow the regularised leader: ``s <- s + g;  theta <- theta_0 - rate s``, the rate being 1 / lambda.
 
     Args:
         momentum: v <- momentum v + s and theta_0 - rate v (DP-FTRLM), which with one rate is heavy-ball

@@ -13,7 +13,7 @@ from sordino.steps.rule import Field, Plan, Rate, State, StepResult, StepRule
 
 @dataclass(frozen=True)
 class Sgd(StepRule):
-    """Stochastic gradient descent: v <- momentum v + g;  theta <- theta - rate v.
+    """Stochastic gradient descent: ``v <- momentum v + g;  theta <- theta - rate v``.
 
     Args:
         momentum: Of the heavy ball, in [0, 1); 0 is plain SGD.

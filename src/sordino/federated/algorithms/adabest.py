@@ -17,8 +17,8 @@ from sordino.steps import Plan
 class AdaBest(Algorithm):
     """A bias correction that forgets, on the clients and on the server.
 
-    gradient - mu_i h_i;  h_i <- h_i / (t - t'_i) + g_i;  h = beta (last mean model - mean model);
-    theta <- mean model - h.
+    ``gradient - mu_i h_i;  h_i <- h_i / (t - t'_i) + g_i;  h = beta (last mean model - mean model);``
+    ``theta <- mean model - h``
 
     mu_i = mu nbar / n_i, nbar the average size of all participations so far. The paper has mu inside of
     h_i, which is the same as long as mu_i stays what it is. But nbar moves, and of the first round it is

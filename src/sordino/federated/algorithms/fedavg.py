@@ -23,7 +23,7 @@ from sordino.steps import Plan, Sgd, StepRule
 
 @dataclass(frozen=True)
 class FedAvg(Algorithm):
-    """Federated averaging: theta <- theta - server_rate * mean update.
+    """Federated averaging: ``theta <- theta - server_rate * mean update``.
 
     Args:
         server: The step rule that takes the mean update for a gradient; with ``Ftrl(momentum=0.9)`` it is
@@ -91,8 +91,8 @@ class FedProx(FedAvg):
 class FedAdam(Algorithm):
     """Adam on the server, the mean update for a gradient, without correction of the first steps.
 
-    first <- beta1 first + (1 - beta1) g;  second <- beta2 second + (1 - beta2) g^2;
-    theta <- theta - server_rate first / (sqrt(second) + stability).
+    ``first <- beta1 first + (1 - beta1) g;  second <- beta2 second + (1 - beta2) g^2;``
+    ``theta <- theta - server_rate first / (sqrt(second) + stability)``
 
     Args:
         server_rate: The server's rate.

@@ -17,7 +17,7 @@ from sordino.steps import Plan
 class FedDyn(Algorithm):
     """Each client's objective is corrected by what it missed so far.
 
-    gradient - h_i - mu (theta - x);  h_i += mu g_i;  h += |P|/|S| mean g;  theta <- mean model - h.
+    ``gradient - h_i - mu (theta - x);  h_i += mu g_i;  h += |P|/|S| mean g;  theta <- mean model - h``
 
     Unbalanced clients have mu_i = mu / w_i, w_i their examples over the population's mean. (mu_i belongs
     into h_i: only so is h_i the gradient at which the client stopped.)

@@ -18,7 +18,7 @@ from sordino.steps import Plan
 class Scaffold(Algorithm):
     """Control variates.
 
-    gradient - h_i + h;  h_i <- h_i - h + g_i / (K eta);  h += |P|/|S| mean change of h_i.
+    ``gradient - h_i + h;  h_i <- h_i - h + g_i / (K eta);  h += |P|/|S| mean change of h_i``
 
     eta is the rate of the round, decay included. Unbalanced clients see h / w_i and count w_i times, w_i
     their examples over the population's mean.
@@ -77,8 +77,8 @@ class ScaffoldM(Scaffold):
     """SCAFFOLD/m: the server works the change of its h out of the mean update, so that clients send one
     vector.
 
-    h <- (1 - |P|/|S|) h + |P| / (|S| K eta) mean g, which is SCAFFOLD where all clients are of one size and
-    take K steps of the rate eta (the paper's (|S| - 1)/|S| is right for one participant only).
+    ``h <- (1 - |P|/|S|) h + |P| / (|S| K eta) mean g``, which is SCAFFOLD where all clients are of one size
+    and take K steps of the rate eta (the paper's ``(|S| - 1)/|S|`` is right for one participant only).
 
     Args:
         progressive: Weigh by AdaBest's average size of all participations so far in place of the
