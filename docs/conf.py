@@ -7,13 +7,13 @@ import importlib.metadata
 from sphinx.application import Sphinx
 
 project = "Sordino"
-author = "the Sordino authors"
 release = importlib.metadata.version("sordino")
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 exclude_patterns = ["_build"]
 html_theme = "furo"
 html_title = f"Sordino {release}"
+html_show_copyright = False
 
 myst_heading_anchors = 3  # so that [text](page.md#heading) is checked
 
