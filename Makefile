@@ -43,7 +43,7 @@ check: $(VENV)/.installed
 	$(BIN)/mypy
 
 docs: $(VENV)/.installed-docs
-	$(BIN)/python -m sphinx --fail-on-warning --keep-going --nitpicky --quiet docs docs/_build/html
+	$(BIN)/python -m sphinx --fresh-env --fail-on-warning --keep-going --nitpicky --quiet docs docs/_build/html
 	@echo "The documents are in docs/_build/html/index.html"
 
 bench: $(VENV)/.installed-bench
