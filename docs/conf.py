@@ -14,6 +14,7 @@ exclude_patterns = ["_build"]
 html_theme = "furo"
 html_title = f"Sordino {release}"
 html_show_copyright = False
+smartquotes = False  # x' is a transpose
 
 myst_heading_anchors = 3  # so that [text](page.md#heading) is checked
 

@@ -75,7 +75,7 @@ def commands() -> list[tuple[str, ...]]:
         shlex.split(line, comments=True)
         for page in PAGES
         for block in blocks("sh", "console", page=page)
-        for line in block.text.splitlines()
+        for line in block.text.replace("\\\n", "").splitlines()
     ]
     return sorted({tuple(words[1:]) for words in lines if words[:1] == ["sordino"]})
 
