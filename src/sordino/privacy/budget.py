@@ -28,6 +28,10 @@ class Budget:
 
     There are no defaults: whoever trains on private data decides both.
 
+    Args:
+        epsilon: How much likelier any outcome may become through one unit, as a power of e. Above 0.
+        delta: The probability with which that may fail. Above 0, and to mean anything below 1/n.
+
     >>> Budget(epsilon=3, delta=1e-5)
     Budget(epsilon=3.0, delta=1e-05)
     >>> Budget(epsilon=0, delta=1e-5)
