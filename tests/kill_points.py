@@ -19,8 +19,9 @@ import torch
 from torch import nn
 
 from sordino import training
-from sordino.federated import federate, federation
+from sordino.federated import federate
 from sordino.methods import adadp
+from sordino.runs import conductor
 
 CHANGES = ("mkdir", "replace", "write", "fsync", "unlink", "rmdir", "ftruncate", "posix_fallocate")
 
@@ -43,11 +44,10 @@ def start(kind: str, out: Path, resume: bool) -> Any:
         "out": out,
     }
     usual |= {"progress": False, "resume": resume}
+    conductor._CHECKPOINTS = 2
     if kind == "train":
-        training._CHECKPOINTS = 2
         method = adadp(tol=0.5, target_quantile=0.5)
         return training.train(model, loss, data, method=method, epochs=2, batch_size=20, **usual)
-    federation._CHECKPOINTS = 2
     return federate(
         model, loss, data, rounds=4, clients=6, per_round=3, local_epochs=1, batch_size=5, workers=1, engine="looped",
         algorithm="scaffold", store="file", **usual

@@ -25,7 +25,7 @@ from sordino.federated.rounds import Workplace
 from sordino.federated.simulator import Simulator
 from sordino.federated.user_level import UserGate
 from sordino.privacy import recompute
-from sordino.runs import Checkpoint
+from sordino.runs import Checkpoint, conductor
 
 LOSS = nn.CrossEntropyLoss(reduction="none")
 DIGITS = load("digits")
@@ -267,13 +267,14 @@ def test_under_privacy_nobody_knows_why_a_client_is_left_out(
 ) -> None:
     """Not even the simulator, so that no later line of code can show it."""
     reasons: list[str] = []
-    real = Simulator.end_round
+    real = Simulator.finished
 
-    def spied(self: Any) -> None:
-        reasons.extend(self.tally.left_out.values())
-        real(self)
+    def spied(self: Any, *args: Any) -> Any:
+        for part in real(self, *args):
+            reasons.extend(part.failed.values())
+            yield part
 
-    monkeypatch.setattr(Simulator, "end_round", spied)
+    monkeypatch.setattr(Simulator, "finished", spied)
     data, settings = faulty(trouble)
     start(data=data, workers=workers, engine="looped", rounds=2, noise_multiplier=1.0, delta=1e-2, **settings)
     assert reasons == ["", ""]
@@ -435,12 +436,12 @@ def test_an_interrupted_run_goes_on_bit_for_bit(case: str, tmp_path: Path) -> No
             raise Crash
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "_CHECKPOINTS", 3)  # the last before the crash is of round 3
+        patch.setattr(conductor, "_CHECKPOINTS", 3)  # the last before the crash is of round 3
         with pytest.raises(Crash):
             start(out=tmp_path / "cut", observe=crash, **settings)
     saved = Checkpoint.load(tmp_path / "cut/checkpoint")
     assert saved is not None
-    assert saved.state["round"] == 3
+    assert saved.state["step"] == 3
     again = start(out=tmp_path / "cut", resume=True, **settings)
     assert torch.equal(theta(whole), theta(again))
     assert whole.history == again.history

@@ -21,7 +21,7 @@ import sordino.training as training
 from conftest import cross_entropy
 from sordino import Method, Quantile, Released, Run, train
 from sordino.clipping import Fixed, Normalised, Online
-from sordino.gate import Gate
+from sordino.gate import Door, Gate
 from sordino.methods import dp_ftrl, method
 from sordino.noise import GaussianNoise
 from sordino.privacy.events import event_from_json, leaves
@@ -126,7 +126,7 @@ def train_on(
 ) -> Seen:
     """Up to forty steps, so that history has them all."""
     gates, released = list[Gate](), list[Released]()
-    original = Gate.__call__
+    original = Door.__call__
 
     def spied(gate: Any, *args: Any, **kwargs: Any) -> Released:
         gates.append(gate)
@@ -134,7 +134,7 @@ def train_on(
         return released[-1]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Gate, "__call__", spied)
+        patch.setattr(Door, "__call__", spied)
         run = train(
             problem.model,
             cross_entropy,

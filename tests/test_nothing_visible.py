@@ -37,7 +37,7 @@ from sordino.data import as_examples
 from sordino.federated import OwnLoop, federate
 from sordino.federated.population import Population
 from sordino.federated.user_level import UserGate
-from sordino.gate import Door, Gate
+from sordino.gate import Door, ExampleGate
 from sordino.gradients import Engine
 from sordino.runs import RunDirectory
 
@@ -155,7 +155,7 @@ def silent(monkeypatch: pytest.MonkeyPatch) -> None:
     """Gates whose sums are computed, from the private rows, and then replaced by zeros."""
     monkeypatch.setattr(Engine, "debug", False)
     monkeypatch.setattr(secrets, "token_hex", lambda size: "0" * 2 * size)  # the name of a gate in its ledger
-    for kind in (Gate, UserGate):
+    for kind in (ExampleGate, UserGate):
         monkeypatch.setattr(kind, "_sums_at", partial_zeros(kind._sums_at))
 
 
@@ -663,8 +663,7 @@ def command(monkeypatch: pytest.MonkeyPatch, rows: tuple[Tensor, Tensor], *argum
             patch.chdir(home)
             patch.delenv("SORDINO_DATA", raising=False)
             if "--figure" not in arguments:
-                patch.setattr("sordino.report.draw_report", lambda *_: None)
-                patch.setattr("sordino.report.draw_federated_report", lambda *_: None)
+                patch.setattr("sordino.runs.closing.drawn", lambda *_: b"")
             given = [each for each in arguments if each != "--figure"]
             code = sordino(patch, *given, "--classes", "3", "--out", str(folder))
         if code:
@@ -728,7 +727,7 @@ def test_a_wild_row_at_the_command_line_through_a_resume(
 
 def leaks(monkeypatch: pytest.MonkeyPatch, how: str) -> None:
     """Put something of the private rows where anybody sees it."""
-    real = Gate._sums_at
+    real = ExampleGate._sums_at
 
     def leaky(self: Any, *args: Any) -> Any:
         largest = float(self._data.take(torch.arange(ROWS))[0].abs().max())
@@ -756,7 +755,7 @@ def leaks(monkeypatch: pytest.MonkeyPatch, how: str) -> None:
         written[:] = [self.path]
 
     monkeypatch.setattr(RunDirectory, "create", created)
-    monkeypatch.setattr(Gate, "_sums_at", leaky)
+    monkeypatch.setattr(ExampleGate, "_sums_at", leaky)
 
 
 LEAKS = [
@@ -767,7 +766,7 @@ LEAKS = [
 @pytest.mark.parametrize("how", LEAKS)
 def test_a_leak_is_seen(observe: Observer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
     leaks(monkeypatch, how)
-    monkeypatch.setattr(Gate, "_sums_at", partial_zeros(Gate._sums_at))
+    monkeypatch.setattr(ExampleGate, "_sums_at", partial_zeros(ExampleGate._sums_at))
     data = rows_for("mlp")
     one, same, other = (
         observe(start(rows), tmp_path / name)

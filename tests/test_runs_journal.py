@@ -14,11 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from conftest import cross_entropy
-from sordino import training
 from sordino.federated import federate
 from sordino.gate import Door, Released
 from sordino.methods import adadp, dp_ftrl, dp_sgd
-from sordino.runs import Checkpoint, RunDirectory
+from sordino.runs import Checkpoint, RunDirectory, conductor
 from sordino.runs.journal import ReleaseJournal
 from sordino.runs.writing import Lines
 from sordino.training import train
@@ -92,7 +91,7 @@ def test_a_resume_with_another_row_is_refused_and_shows_nothing(
 ) -> None:
     """Also where the rows cannot be hashed beforehand; and afterwards the right rows can still go on."""
     monkeypatch.setattr("sordino.data.sources._DatasetExamples.fingerprint", lambda *_: None)
-    monkeypatch.setattr(training, "_CHECKPOINTS", 2)
+    monkeypatch.setattr(conductor, "_CHECKPOINTS", 2)
     options: dict[str, Any] = {"method": method, "seed": 4, "sampling": "fixed-order"}
     if method.name != "dp-ftrl":
         options["sampling"] = "poisson"
@@ -192,7 +191,7 @@ def test_what_is_shown_of_a_federation_covers_its_probes(
             delta=1e-3, accountant="rdp", engine="looped", workers=1, out=tmp_path / "run", progress=False, **more
         )  # fmt: skip
 
-    monkeypatch.setattr("sordino.federated.federation._CHECKPOINTS", 1)
+    monkeypatch.setattr("sordino.runs.conductor._CHECKPOINTS", 1)
     interrupted(monkeypatch, 2, run)
     original = Door.__call__
 

@@ -14,14 +14,13 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-import sordino.training as training
 from conftest import cross_entropy
 from sordino import Budget, Method, Run, adam_wosm, dp_adam, dp_sgd, sgd, train
-from sordino.gate import Gate
+from sordino.gate import Door
 from sordino.methods import adadp, auto, dp_dog, dp_ftrl, oso
 from sordino.noise import GaussianNoise, Streams
 from sordino.privacy import recompute
-from sordino.runs import Checkpoint
+from sordino.runs import Checkpoint, conductor, recording
 
 
 def new_model() -> nn.Module:
@@ -81,21 +80,21 @@ def test_an_interrupted_run_goes_on_bit_for_bit(
     toy: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop_at: int, seed: int | None
 ) -> None:
     """Cut at any step; for an unseeded run, against a rerun of itself under the key in its checkpoint."""
-    original = Gate.__call__
+    original = Door.__call__
 
     def crashing(gate: Any, *args: Any, **kwargs: Any) -> Any:
         if gate.step == stop_at:
             raise Crash
         return original(gate, *args, **kwargs)
 
-    monkeypatch.setattr(Gate, "__call__", crashing)
+    monkeypatch.setattr(Door, "__call__", crashing)
     with pytest.raises(Crash):
         start(toy, out=tmp_path / "cut", seed=seed)
-    monkeypatch.setattr(Gate, "__call__", original)
+    monkeypatch.setattr(Door, "__call__", original)
     key = Checkpoint.load(tmp_path / "cut/checkpoint")
     assert key is not None
     monkeypatch.setattr(
-        training,
+        recording,
         "streams_of",
         lambda *_: Streams(bytes.fromhex(key.state["key"]), seeded=seed is not None),
     )
@@ -129,7 +128,7 @@ def test_methods_that_adapt_go_on_bit_for_bit(
     toy: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: Method, stop_at: int
 ) -> None:
     """All that moves, rates, thresholds, q and velocities, comes back; some steps are repeated, none is paid twice."""
-    monkeypatch.setattr(training, "_CHECKPOINTS", 4)
+    monkeypatch.setattr(conductor, "_CHECKPOINTS", 4)
     options: dict[str, Any] = {
         "method": method, "budget": None, "noise_multiplier": 1.0, "delta": 1e-3, "epochs": 4, "evaluations": 2
     }  # fmt: skip
@@ -141,7 +140,7 @@ def test_methods_that_adapt_go_on_bit_for_bit(
     found = Checkpoint.load(tmp_path / "cut/checkpoint")
     assert found is not None
     assert 0 < found.state["gate_step"] < stop_at
-    monkeypatch.setattr(training, "_CHECKPOINTS", 4)
+    monkeypatch.setattr(conductor, "_CHECKPOINTS", 4)
     resumed = start(toy, out=tmp_path / "cut", resume=True, **options)
     for name in ("model.safetensors", "history.jsonl"):
         assert (tmp_path / "cut" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
@@ -161,9 +160,9 @@ def test_methods_that_adapt_may_diverge_and_still_end(toy: Any, method: Method) 
 
 
 def test_resuming_another_plan_is_refused(toy: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    original = Gate.__call__
+    original = Door.__call__
     monkeypatch.setattr(
-        Gate, "__call__", lambda gate, *a, **k: original(gate, *a, **k) if gate.step < 9 else 1 / 0
+        Door, "__call__", lambda gate, *a, **k: original(gate, *a, **k) if gate.step < 9 else 1 / 0
     )
     with pytest.raises(ZeroDivisionError):
         start(toy, out=tmp_path / "cut")
@@ -211,14 +210,14 @@ def test_a_complete_run_with_its_checkpoint_is_not_trained_again(toy: Any, tmp_p
 
 
 def interrupt(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
-    original = Gate.__call__
+    original = Door.__call__
 
     def crashing(gate: Any, *args: Any, **kwargs: Any) -> Any:
         if gate.step == step:
             raise Crash
         return original(gate, *args, **kwargs)
 
-    monkeypatch.setattr(Gate, "__call__", crashing)
+    monkeypatch.setattr(Door, "__call__", crashing)
 
 
 def test_other_rows_are_not_the_same_run(toy: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -406,7 +405,7 @@ def test_a_resumed_tree_never_draws_a_node_with_other_noise(
         drawn.setdefault((purpose, step), set()).add((abs(std), noise.numpy().tobytes()))
         original(self, vector, std, purpose, step)
 
-    monkeypatch.setattr(training, "_CHECKPOINTS", 4)
+    monkeypatch.setattr(conductor, "_CHECKPOINTS", 4)
     for efficient in (True, False):
         drawn.clear()
         method = dp_ftrl(efficient=efficient, restart_every=2, target_quantile=0.5)
