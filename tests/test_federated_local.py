@@ -31,6 +31,8 @@ RULES = [
     LocalExtrapolation(tol=0.02, discard=False),
 ]
 NAMES = ["sgd", "momentum", "adam", "adadp", "adadp-kept"]
+MORE = [name for name in LOCAL_RULES if name not in NAMES]  # whatever else there is keeps the same contract
+RULES, NAMES = [*RULES, *map(local_named, MORE)], [*NAMES, *MORE]
 P, D = 4, 6
 
 
