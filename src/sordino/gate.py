@@ -27,7 +27,6 @@ import numpy as np
 import torch
 from dp_accounting import DpEvent
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from sordino.clipping.policy import Answer, ClippingPolicy
 from sordino.data import Sampling, as_examples, tree_map, units_of
@@ -303,7 +302,7 @@ class Gate(Door):
                 0, kept.to(some.device), some
             )
 
-        whole = pytree.tree_map(filled, (inputs, targets), self._data.template(1))
+        whole = tree_map(filled, (inputs, targets), self._data.template(1))
         there = torch.zeros(len(rows), dtype=torch.bool).index_fill_(0, kept, True)
         return *self._on_device(whole), there.to(self.theta.device)
 

@@ -1,4 +1,4 @@
-"""UCI Adult: who earned more than $50,000 in the US census of 1994 (Becker and Kohavi, 1996), in its public comma-separated format."""
+"""UCI Adult (Becker and Kohavi, 1996): who earned more than $50,000 in the US census of 1994, comma-separated."""
 
 from __future__ import annotations
 
