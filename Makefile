@@ -5,12 +5,13 @@ BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench soak
+.PHONY: help demo test check docs bench soak
 
 help:
 	@echo "make demo   train a small model privately and show what it cost"
 	@echo "make test   run the tests"
 	@echo "make check  lint and type-check"
+	@echo "make docs   build the documents, into docs/_build/html"
 	@echo "make bench  compare one private step with plain PyTorch and Opacus"
 	@echo "make soak   the tests that are too long for CI"
 
@@ -26,6 +27,10 @@ $(VENV)/.installed-bench: $(VENV)/.installed
 	$(INSTALL) -e ".[bench]"
 	@touch $@
 
+$(VENV)/.installed-docs: $(VENV)/.installed
+	$(INSTALL) -e ".[docs]"
+	@touch $@
+
 demo: $(VENV)/.installed
 	$(BIN)/sordino train digits --epsilon 3 --delta 1e-5
 
@@ -36,6 +41,10 @@ check: $(VENV)/.installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+docs: $(VENV)/.installed-docs
+	$(BIN)/python -m sphinx --fresh-env --fail-on-warning --keep-going --nitpicky --quiet docs docs/_build/html
+	@echo "The documents are in docs/_build/html/index.html"
 
 bench: $(VENV)/.installed-bench
 	$(BIN)/python benchmarks/private_step.py

@@ -196,7 +196,8 @@ def opacus_hooks(setting: Setting) -> Step:
         optimizer.zero_grad(set_to_none=True)
         criterion(model(setting.inputs), setting.targets).backward()
         optimizer.step()
-        return model._module
+        found: nn.Module = model._module
+        return found
 
     return step
 
@@ -216,7 +217,8 @@ def opacus_ghost(setting: Setting) -> Step:
         optimizer.zero_grad(set_to_none=True)
         criterion(model(setting.inputs), setting.targets).backward()
         optimizer.step()
-        return model._module
+        found: nn.Module = model._module
+        return found
 
     return step
 

@@ -18,6 +18,7 @@ from sordino import Fixed, Gate, Poisson, models
 from sordino.gradients import Norms
 from sordino.gradients.capture import Capture
 from sordino.gradients.factors import squared_norms
+from sordino.noise import GaussianNoise, Streams
 
 CASES = {"mlp": (models.mnist_mlp, 256, 784, 10), "bag_of_words": (models.bag_of_words_fc, 512, 750, 4)}
 
@@ -30,6 +31,7 @@ def stages(name: str, rounds: int = 150) -> dict[str, float]:
     x, y = torch.randn(batch, width), torch.randint(0, classes, (batch,))
     gate = Gate(model, loss, (x, y), clip=Fixed(1.0), noise_multiplier=1.0, sampling=Poisson(1.0), seed=1)
     gate()
+    noise = GaussianNoise(Streams.from_seed(1))
     engine, seen = gate.engine, defaultdict(list)
     assert engine._plan is not None
     for step in range(rounds):
@@ -55,13 +57,13 @@ def stages(name: str, rounds: int = 150) -> dict[str, float]:
             squares = torch.stack([squared_norms(f) for f in factors])
             norms = Norms(engine._names, squares, squares.sum(0).sqrt())
             mark("norms")
-            weights = gate.clip.weights(norms, gate.clip_state)[0]
+            weights = gate.clip.weights(norms, gate.clip_state)[0].float()
             total = torch.empty(len(gate.theta))
             for out, uses in zip(total.split(engine._sizes), factors, strict=True):
                 for factor in uses:
                     factor.add_weighted_sum(weights, out, True)
             mark("weighted sums")
-            gate._noise.add_(total, 1.0, "noise", step)
+            noise.add_(total, 1.0, "noise", step)
             mark("noise")
             gate.theta.add_(total.div_(batch), alpha=-1e-3)
             mark("update")

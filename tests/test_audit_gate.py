@@ -107,7 +107,8 @@ def test_no_two_runs_share_their_randomness(monkeypatch: pytest.MonkeyPatch) -> 
     def noted(cls: type[Streams], seed: int) -> Streams:
         streams = from_seed(cls, seed)
         keys.append(streams.key)
-        return streams
+        found: Streams = streams
+        return found
 
     monkeypatch.setattr(Streams, "from_seed", classmethod(noted))
     audited(runs=40)

@@ -101,7 +101,8 @@ def _single_precision_norms(monkeypatch: pytest.MonkeyPatch) -> None:
     """Findings 3 and 4: norms that vanish, and norms of long vectors."""
 
     def norms(x_BN: Tensor) -> Tensor:
-        return torch.linalg.vector_norm(x_BN, dim=1).double()
+        output: Tensor = torch.linalg.vector_norm(x_BN, dim=1).double()
+        return output
 
     monkeypatch.setattr(factors, "row_norms", norms)
     monkeypatch.setattr(factors, "row_squares", lambda x: norms(x).square())

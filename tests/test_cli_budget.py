@@ -4,28 +4,30 @@ import json
 import math
 import subprocess
 import sys
+from typing import Any
 
 import pytest
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from sordino.cli.budget import app, epochs_of
 from sordino.privacy import gaussian, price, repeat
 
 
-def run(*args):
+def run(*args: str | float) -> Result:
     return CliRunner().invoke(app, [str(arg) for arg in args])
 
 
-def ask(*args):
+def ask(*args: str | float) -> dict[str, Any]:
     result = run(*args, "--json")
     assert result.exit_code == 0, result.output
-    return json.loads(result.stdout)  # exactly one object
+    answer: dict[str, Any] = json.loads(result.stdout)  # exactly one object
+    return answer
 
 
 POISSON = ("--sampling-rate", 0.04, "--delta", 1e-5)
 
 
-def test_epsilon_golden():
+def test_epsilon_golden() -> None:
     answer = ask("epsilon", "--noise-multiplier", 1.5, "--steps", 2250, "--accountant", "rdp", *POISSON)
     assert answer["epsilon"] == pytest.approx(7.3291, abs=5e-5)
     assert answer["accountant"] == "rdp"
@@ -38,7 +40,7 @@ def test_epsilon_golden():
     assert "public" in answer["unit"]
 
 
-def test_noise_and_steps_invert_epsilon():
+def test_noise_and_steps_invert_epsilon() -> None:
     answer = ask("noise", "--epsilon", 7.3292, "--steps", 2250, "--accountant", "rdp", *POISSON)
     assert answer["noise_multiplier"] == pytest.approx(1.5, abs=1e-3)
     assert answer["epsilon"] <= 7.3292 == answer["inputs"]["epsilon"]
@@ -46,20 +48,20 @@ def test_noise_and_steps_invert_epsilon():
     assert answer["steps"] == 2250
 
 
-def test_no_sampling_has_zcdp_and_gdp():
+def test_no_sampling_has_zcdp_and_gdp() -> None:
     answer = ask("epsilon", "--noise-multiplier", 10, "--steps", 4, "--delta", 1e-5)
     assert answer["sampling"] == "none"
     assert answer["gdp_mu"] == pytest.approx(0.2)
     assert answer["zcdp_rho"] == pytest.approx(0.02)
 
 
-def test_no_noise_is_infinite():
+def test_no_noise_is_infinite() -> None:
     assert ask("epsilon", "--noise-multiplier", 0, "--steps", 4, "--delta", 1e-5)["epsilon"] == "inf"
     result = run("epsilon", "--noise-multiplier", 0, "--steps", 4, "--delta", 1e-5)
     assert "inf (not private)" in result.stdout
 
 
-def test_disjoint_batches_are_priced_without_amplification():
+def test_disjoint_batches_are_priced_without_amplification() -> None:
     answer = ask("epsilon", "--noise-multiplier", 5, "--steps", 60, "--sampling", "disjoint", *POISSON)
     assert answer["epsilon"] == price(repeat(gaussian(5.0), 3), 1e-5).epsilon
     assert answer["amplification"] is False
@@ -72,7 +74,7 @@ def test_disjoint_batches_are_priced_without_amplification():
     ("steps", "rate", "epochs"),
     [(1, 0.04, 1), (25, 0.04, 1), (26, 0.04, 2), (1170, 512 / 60000, 10), (10, 0.3, 4)],
 )
-def test_epochs(steps, rate, epochs):
+def test_epochs(steps: int, rate: float, epochs: int) -> None:
     assert epochs_of(steps, rate) == epochs
     assert epochs >= math.ceil(steps * rate - 1e-9)
 
@@ -88,7 +90,9 @@ def test_epochs(steps, rate, epochs):
         (697_932, 2000, 200, 14.5, 5.08, 1e-6),
     ],
 )
-def test_unamplified_sgd_is_one_release_per_epoch(rows, batch, epochs, z, printed, delta):
+def test_unamplified_sgd_is_one_release_per_epoch(
+    rows: int, batch: int, epochs: int, z: float, printed: float, delta: float
+) -> None:
     """Table 6 of Kairouz et al. (2021)."""
     steps = epochs * (rows // batch)
     plan = ("--noise-multiplier", z, "--steps", steps, "--sampling-rate", batch / rows, "--delta", delta)
@@ -101,7 +105,7 @@ TREE = ("--mechanism", "tree", "--steps-per-epoch", 100, "--epochs", 100, "--del
 README = (*TREE, "--restart-every", 20, "--completion", "--accountant", "rdp")
 
 
-def test_trees():
+def test_trees() -> None:
     answer = ask("epsilon", *README, "--noise-multiplier", 46.3)
     assert answer["epsilon"] == pytest.approx(6.92224, abs=3e-5)
     assert (answer["mechanism"], answer["order"], answer["trees"]) == ("tree", "fixed", 5)
@@ -119,7 +123,7 @@ def test_trees():
     assert ask("epsilon", *TREE, "--noise-multiplier", 0)["epsilon"] == "inf"
 
 
-def test_trees_add_up():
+def test_trees_add_up() -> None:
     one = ask("epsilon", *TREE, "--noise-multiplier", 50)
     assert (one["trees"], one["squared_sensitivity"]) == (1, 14349)
     each = ask("epsilon", *TREE, "--noise-multiplier", 50, "--restart-every", 1)
@@ -129,7 +133,7 @@ def test_trees_add_up():
     assert each["epsilon"] < uneven["epsilon"] < one["epsilon"]
 
 
-def test_trees_in_unknown_order():
+def test_trees_in_unknown_order() -> None:
     gboard = ("--mechanism", "tree", "--steps-per-epoch", 2000, "--epochs", 1, "--order", "unknown")
     limits = ("--min-separation", 313, "--max-participation", 6)
     answer = ask(
@@ -143,7 +147,7 @@ def test_trees_in_unknown_order():
     assert "each tree priced as if all were in it" in result.stdout
 
 
-def test_as_printed_is_marked_on_every_line():
+def test_as_printed_is_marked_on_every_line() -> None:
     flags = ("--mechanism", "tree", "--steps-per-epoch", 240, "--epochs", 20, "--as-printed", "--delta", 1e-5)
     answer = ask("epsilon", *flags, "--noise-multiplier", 4, "--accountant", "rdp")
     assert answer["epsilon"] == pytest.approx(26.2059209503)
@@ -154,7 +158,7 @@ def test_as_printed_is_marked_on_every_line():
         assert all(line.endswith("(as printed, not a guarantee)") for line in lines)
 
 
-def test_people_are_told_about_trees():
+def test_people_are_told_about_trees() -> None:
     text = run("epsilon", *README, "--noise-multiplier", 46.3).stdout
     assert "epsilon 6.9223 at delta 1e-05" in text
     assert "100 epochs of 100 steps, 5 trees, a new one every 20 epochs, all but the last completed" in text
@@ -163,7 +167,7 @@ def test_people_are_told_about_trees():
     assert "guarantee" not in text
 
 
-def test_people_get_a_few_lines_with_epsilon_rounded_up():
+def test_people_get_a_few_lines_with_epsilon_rounded_up() -> None:
     result = run("epsilon", "--noise-multiplier", 1.5, "--steps", 2250, "--accountant", "rdp", *POISSON)
     assert result.exit_code == 0
     assert "epsilon 7.3292 at delta 1e-05" in result.stdout
@@ -218,26 +222,26 @@ def test_people_get_a_few_lines_with_epsilon_rounded_up():
         ),
     ],
 )
-def test_bad_input_is_a_one_line_value_error(args, message):
+def test_bad_input_is_a_one_line_value_error(args: tuple[str | float, ...], message: str) -> None:
     result = run(*args)
     assert isinstance(result.exception, ValueError)
     assert message in str(result.exception)
     assert "\n" not in str(result.exception)
 
 
-def test_unknown_choices_exit_with_2():
+def test_unknown_choices_exit_with_2() -> None:
     result = run("epsilon", "--noise-multiplier", 1, "--steps", 5, "--delta", 1e-5, "--accountant", "best")
     assert result.exit_code == 2
 
 
-def test_importing_the_command_does_not_load_the_accountants():
+def test_importing_the_command_does_not_load_the_accountants() -> None:
     code = (
         "import sys, sordino.cli.budget; sys.exit('scipy' in sys.modules or 'dp_accounting' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
-def test_a_tree_plan_as_train_makes_it():
+def test_a_tree_plan_as_train_makes_it() -> None:
     """Whole epochs or not, restarts as planned: the numbers are those of the gate."""
     flags = ("--mechanism", "tree", "--noise-multiplier", 9, "--steps-per-epoch", 240, "--delta", 1e-5)
     planned = ask("epsilon", *flags, "--epochs", 20, "--restart-every", "auto", "--completion")
@@ -247,7 +251,7 @@ def test_a_tree_plan_as_train_makes_it():
     assert (part["trees"], part["squared_sensitivity"]) == (3, 8 + 8 + 7)
 
 
-def test_an_order_that_repeats_is_one_less_in_between():
+def test_an_order_that_repeats_is_one_less_in_between() -> None:
     flags = (
         "--mechanism",
         "tree",
@@ -270,6 +274,6 @@ def test_an_order_that_repeats_is_one_less_in_between():
     assert known <= ask("epsilon", *flags, "--order", "unknown", "--min-separation", 239)["epsilon"]
 
 
-def test_the_papers_numbers_are_those_of_their_accountant():
+def test_the_papers_numbers_are_those_of_their_accountant() -> None:
     flags = ("--mechanism", "tree", "--steps-per-epoch", 240, "--epochs", 20, "--delta", 1e-5, "--as-printed")
     assert round(ask("epsilon", *flags, "--noise-multiplier", 4)["epsilon"], 2) == 26.21

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from matplotlib.figure import Figure
 
 from sordino import recipes
 from sordino.cli.main import main
@@ -28,9 +29,11 @@ def tiny(run: Run, quick: bool) -> Report:
     found = run([Job(f"number {n}", tiny_job, {"number": n}) for n in range(2 if quick else 3)])
     rows = [(f"[{r['number']}]", r["number"], 0.5, None) for r in found]
     table = Table("Numbers, n = 3", ("name", "ours", "published", "with"), rows)
-    return Report(
-        [table], ["a note in [brackets]"], lambda figure: figure.text(0.5, 0.5, "x"), settings={"a": 1}
-    )
+
+    def draw(figure: Figure) -> None:
+        figure.text(0.5, 0.5, "x")
+
+    return Report([table], ["a note in [brackets]"], draw, settings={"a": 1})
 
 
 def interrupted(run: Run, quick: bool) -> Report:

@@ -43,9 +43,9 @@ def test_poisson_batches_can_be_empty_and_rate_one_takes_all() -> None:
 
 def test_shuffled_batches_are_disjoint_and_new_every_epoch() -> None:
     sampling, streams = Shuffled(3), Streams.from_seed(2)
-    epochs = [np.concatenate([sampling.units(3 * e + s, 10, streams) for s in range(3)]) for e in range(2)]
-    assert all(len(set(epoch)) == 9 for epoch in epochs)
-    assert not np.array_equal(*epochs)
+    one, two = (np.concatenate([sampling.units(3 * e + s, 10, streams) for s in range(3)]) for e in range(2))
+    assert all(len(set(epoch)) == 9 for epoch in (one, two))
+    assert not np.array_equal(one, two)
     assert sampling.steps_per_epoch(10) == 3
     assert sampling.amplified_rate(10) is None
     assert sampling.charges(7, 10) == 3
@@ -145,7 +145,8 @@ def test_a_biased_sample_is_noticed() -> None:
 @pytest.mark.parametrize("sampling", [WithoutReplacement(5), Separated(5, 3)])
 def test_who_takes_part_is_a_function_of_key_and_step(sampling: Sampling) -> None:
     def drawn(seed: int, step: int) -> list[int]:
-        return sampling.units(step, 1000, Streams.from_seed(seed)).tolist()
+        found: list[int] = sampling.units(step, 1000, Streams.from_seed(seed)).tolist()
+        return found
 
     streams = Streams.from_seed(1)
     backwards = [sampling.units(step, 1000, streams).tolist() for step in reversed(range(8))]
@@ -172,8 +173,8 @@ def test_a_step_without_replacement_is_a_charge_of_its_own_and_not_poissons() ->
     assert [sampling.charge_key(step, 100) for step in (0, 6)] == ["step:0", "step:6"]
     assert sampling.amplified_rate(100) is None  # Poisson's price is not that of this sampling
     event = sampling.release(3.0, 100)
-    assert (event.source_dataset_size, event.sample_size) == (100, 20)  # type: ignore[attr-defined]
-    assert event.event.noise_multiplier == 1.5  # type: ignore[attr-defined]
+    assert (event.source_dataset_size, event.sample_size) == (100, 20)
+    assert event.event.noise_multiplier == 1.5
     assert "replaced by another" in sampling.assumption
 
 
@@ -196,7 +197,8 @@ def test_within_its_group_a_separated_sample_is_uniform() -> None:
     for group, size in ((0, 6), (1, 5), (3, 5)):  # of 21 units
 
         def draw(turn: int, group: int = group) -> list[int]:
-            return ((sampling.units(4 * turn + group, 21, streams) - group) // 4).tolist()
+            found: list[int] = ((sampling.units(4 * turn + group, 21, streams) - group) // 4).tolist()
+            return found
 
         assert chance_of(draw, size, 2, 1000) > 1e-3
 

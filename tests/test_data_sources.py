@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import warnings
 from collections import namedtuple
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -42,7 +43,7 @@ def rows_of(x: Tensor = X, y: Tensor = Y) -> list[Any]:
     return [(x[i], int(y[i])) for i in range(len(x))]
 
 
-ONE_OF_EACH = {
+ONE_OF_EACH: dict[str, Callable[[], Any]] = {
     "tensors": lambda: (X, Y),
     "arrays": lambda: (X.numpy(), Y.numpy()),
     "examples": lambda: as_examples((X, Y)),
@@ -252,8 +253,8 @@ class Lengthless(Dataset[Any]):
         (Subset(Subset(TensorDataset(X, Y), [4, 5]), [1, 1]), "a row appears more than once in the Subset"),
         (Subset(Subset(TensorDataset(X, Y), [4, 4]), [0, 1]), "a row appears more than once in the Subset"),
         (Subset(Rows(rows_of()), [2, 2]), "a row appears more than once in the Subset"),
-        (Subset(TensorDataset(X, Y), torch.tensor([True, False])), "not row numbers"),
-        (Subset(TensorDataset(X, Y), np.array([0.0, 1.5])), "not row numbers"),
+        (Subset(TensorDataset(X, Y), torch.tensor([True, False])), "not row numbers"),  # type: ignore[arg-type]
+        (Subset(TensorDataset(X, Y), np.array([0.0, 1.5])), "not row numbers"),  # type: ignore[arg-type]
     ],
 )
 def test_bad_data_gets_one_line_that_helps(data: Any, message: str) -> None:

@@ -22,6 +22,8 @@ from sordino.data.partitions import Random
 from sordino.federated import Conditions, OwnLoop, Population, federate
 from sordino.federated.algorithms import ALGORITHMS
 from sordino.federated.rounds import Workplace
+from sordino.federated.simulator import Simulator
+from sordino.federated.user_level import UserGate
 from sordino.privacy import recompute
 from sordino.runs import Checkpoint
 
@@ -29,14 +31,21 @@ LOSS = nn.CrossEntropyLoss(reduction="none")
 DIGITS = load("digits")
 
 
-def small() -> nn.Module:
+def small() -> nn.Sequential:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         return nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.Tanh(), nn.Linear(16, 10))
 
 
 def start(model: nn.Module | None = None, data: Any = None, **settings: Any) -> sd.Run:
-    usual = {"rounds": 6, "clients": 20, "per_round": 6, "batch_size": 8, "local_epochs": 1, "seed": 3}
+    usual: dict[str, Any] = {
+        "rounds": 6,
+        "clients": 20,
+        "per_round": 6,
+        "batch_size": 8,
+        "local_epochs": 1,
+        "seed": 3,
+    }
     usual |= {"engine": "stacked", "partition": "dirichlet:0.3,spread=0.4"}
     return federate(model or small(), LOSS, DIGITS.train if data is None else data, **{**usual, **settings})
 
@@ -61,7 +70,7 @@ def _one_thread() -> Any:
 def test_processes_and_engines_give_the_same_model(algorithm: str, local: str) -> None:
     """Bit for bit where the kernels are the same. Engines add the terms of a gradient in another order: float32 sums of
     some hundred terms differ by 1e-6 of their size, and training on for some dozens of steps by a few times that."""
-    settings = {"algorithm": algorithm, "local": local, "rounds": 3}
+    settings: dict[str, Any] = {"algorithm": algorithm, "local": local, "rounds": 3}
     one = theta(start(**settings))
     assert torch.equal(one, theta(start(**settings, workers=2)))
     for engine in ("debug", "mapped") if local == "sgd" else ("debug",):
@@ -124,7 +133,8 @@ def test_adabest_without_correction_is_plain_averaging_bit_for_bit() -> None:
 
 def test_scaffold_in_two_forms() -> None:
     """SCAFFOLD/m is SCAFFOLD for clients of one size."""
-    same = {"partition": "iid", "clients": 9, "batch_size": 16, "data": tuple(t[:1431] for t in DIGITS.train)}
+    same: dict[str, Any] = {"partition": "iid", "clients": 9, "batch_size": 16}
+    same["data"] = tuple(t[:1431] for t in DIGITS.train)
     one, two = (theta(start(algorithm=a, decay=0.9, **same)) for a in ("scaffold", "scaffold-m"))
     assert torch.allclose(one, two, rtol=0, atol=2e-5)
     assert not torch.allclose(one, theta(start(algorithm="fedavg", decay=0.9, **same)), atol=1e-3)
@@ -170,7 +180,8 @@ def test_other_participation(how: Any) -> None:
 
 
 def test_a_loop_that_fails_for_everybody_is_refused_before_anything_is_spent() -> None:
-    for broken in (lambda *_: None, lambda theta: theta, lambda *_: 1 / 0):
+    loops: list[Any] = [lambda *_: None, lambda theta: theta, lambda *_: 1 / 0]
+    for broken in loops:
         with pytest.raises(ValueError, match="made-up rows"):
             private(local=OwnLoop(broken), algorithm="fedavg")
     with pytest.raises(ValueError, match="OwnLoop"):
@@ -184,7 +195,7 @@ def test_a_loop_that_fails_for_everybody_is_refused_before_anything_is_spent() -
 
 def test_a_row_belongs_to_one_client() -> None:
     parts = [np.arange(100), np.arange(99, 200), np.arange(200, 300)]
-    settings = {"partition": parts, "clients": 3, "per_round": 2}
+    settings: dict[str, Any] = {"partition": parts, "clients": 3, "per_round": 2}
     with pytest.raises(ValueError, match="two clients"):
         private(**settings)
     start(**settings)
@@ -256,13 +267,13 @@ def test_under_privacy_nobody_knows_why_a_client_is_left_out(
 ) -> None:
     """Not even the simulator, so that no later line of code can show it."""
     reasons: list[str] = []
-    real = module.Simulator.end_round
+    real = Simulator.end_round
 
     def spied(self: Any) -> None:
         reasons.extend(self.tally.left_out.values())
         real(self)
 
-    monkeypatch.setattr(module.Simulator, "end_round", spied)
+    monkeypatch.setattr(Simulator, "end_round", spied)
     data, settings = faulty(trouble)
     start(data=data, workers=workers, engine="looped", rounds=2, noise_multiplier=1.0, delta=1e-2, **settings)
     assert reasons == ["", ""]
@@ -286,7 +297,7 @@ def test_a_row_twice_in_one_client_counts_twice_there_and_is_still_one_client() 
     run = start(partition=parts, clients=12, per_round=12, rounds=1, algorithm="fedavg")
     assert run.history[0]["participants"] == 12
     # Needs setup.py's part, where such a row passes for one of two clients: what a client sends is clipped as a whole.
-    private = {"noise_multiplier": 1.0, "delta": 1e-2}
+    private: dict[str, Any] = {"noise_multiplier": 1.0, "delta": 1e-2}
     assert start(partition=parts, clients=12, per_round=12, rounds=1, **private).summary["n"] == 12
     parts[6] = np.append(parts[6], parts[5][0])
     with pytest.raises(ValueError, match="a row belongs to two clients"):
@@ -300,7 +311,7 @@ def test_a_client_that_fails_does_not_move_a_digit_of_what_others_send(
     net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 10))
     first = [p.detach().clone() for p in net.parameters()]
     sent: list[dict[int, Tensor]] = []
-    real = module.Workplace.finished
+    real = Workplace.finished
 
     def spied(self: Any, chunk: Any, *rest: Any) -> Any:
         found = real(self, chunk, *rest)
@@ -314,7 +325,7 @@ def test_a_client_that_fails_does_not_move_a_digit_of_what_others_send(
                 p.copy_(value)
         sent.append({})
         with monkeypatch.context() as patch:
-            patch.setattr(module.Workplace, "finished", spied)
+            patch.setattr(Workplace, "finished", spied)
             start(net, data, engine="mapped", chunk=6, workers=1, rounds=1, algorithm="fedavg", **settings)
     assert sorted(sent[0]) == list(range(12))
     assert sorted(sent[1]) == [client for client in range(12) if client != 5]
@@ -324,7 +335,7 @@ def test_a_client_that_fails_does_not_move_a_digit_of_what_others_send(
 def test_nothing_of_a_broken_client_is_kept() -> None:
     data, settings = faulty("nan")
     stores = []
-    real = module.client_store
+    real = module.client_store  # type: ignore[attr-defined]
 
     def spied(*args: Any) -> Any:
         stores.append(real(*args))
@@ -383,7 +394,8 @@ def dies(theta_d: Tensor, inputs: Tensor, targets: Tensor, generator: torch.Gene
 @pytest.mark.parametrize(("loop", "patience"), [(never, 0.5), (dies, None)])
 def test_a_client_that_never_comes_back(loop: Any, patience: float | None) -> None:
     parts = [np.arange(i * 120, (i + 1) * 120) for i in range(11)] + [np.arange(1316, 1437)]
-    settings = {"algorithm": "fedavg", "partition": parts, "clients": 12, "per_round": 12, "rounds": 2}
+    settings: dict[str, Any] = {"algorithm": "fedavg", "partition": parts, "clients": 12, "per_round": 12}
+    settings["rounds"] = 2
     began = time.monotonic()
     run = start(local=OwnLoop(loop), workers=2, patience=patience, **settings)
     assert time.monotonic() - began < 40
@@ -479,7 +491,7 @@ def test_a_private_run_is_for_users_and_names_nobody(tmp_path: Path) -> None:
 def recorded_sums(**settings: Any) -> list[Tensor]:
     """The exact clipped sums behind the noise, which only a test may see."""
     sums: list[Tensor] = []
-    real = module.UserGate._sums_at
+    real = UserGate._sums_at
 
     def spied(self: Any, *args: Any) -> Any:
         found = real(self, *args)
@@ -487,7 +499,7 @@ def recorded_sums(**settings: Any) -> list[Tensor]:
         return found
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module.UserGate, "_sums_at", spied)
+        patch.setattr(UserGate, "_sums_at", spied)
         private(**settings)
     return sums
 

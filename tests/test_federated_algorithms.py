@@ -212,8 +212,7 @@ def oracle(name: str, of: Federation, **settings: float) -> list[Array]:
             h = h + sum(changes) / S
             theta = theta - uniform
         elif name == "scaffold-m":
-            K = float(np.mean(of.steps))
-            h = (1 - P / S) * h + P / (K * eta * S) * uniform
+            h = (1 - P / S) * h + P / (float(np.mean(of.steps)) * eta * S) * uniform
             theta = theta - uniform
         elif name == "adabest":
             new_mean = theta - uniform
@@ -368,7 +367,7 @@ def test_e10_how_noise_gathers_in_simulation(algorithm: Algorithm) -> None:
     def adabest(beta: float) -> Array:
         return np.asarray((1 - beta ** (n + 1.0)) / (1 - beta))
 
-    right = {FedAvg: np.ones(rounds), AdaBest: adabest(0.8), FedDyn: 1 + share * n}
+    right: dict[type, Any] = {FedAvg: np.ones(rounds), AdaBest: adabest(0.8), FedDyn: 1 + share * n}
     for kind, weights in right.items():
         assert inside(weights) == (type(algorithm) is kind)
     for other in (0.78, 0.82):
@@ -674,14 +673,15 @@ def test_names_and_settings_of_algorithms() -> None:
     assert algorithm_named("scaffold_m", {"progressive": True}) == ScaffoldM(progressive=True)
     assert algorithm_named("fedavg", {"server": "dp-ftrlm"}) == FedAvg(server=Ftrl(momentum=0.9))
     assert algorithm_named("fedprox", {"server": Sgd(0.5), "mu": 1}) == FedProx(server=Sgd(0.5), mu=1)
-    for name, settings, message in [
+    wrong: list[tuple[str, dict[str, Any], str]] = [
         ("fedsgd", {}, "there is no algorithm 'fedsgd': choose one of adabest, fedadam"),
         ("adabest", {"rate": 0.1}, "adabest has no setting 'rate': it has mu, beta"),
         ("adabest", {"mu": "much"}, "mu must be a number, not 'much'"),
         ("adabest", {"mu": True}, "mu must be a number, not True"),
         ("feddyn", {"progressive": 1}, "progressive must be true or false, not 1"),
         ("fedavg", {"server": "lion"}, "there is no server 'lion': choose one of adam, ftrl"),
-    ]:
+    ]
+    for name, settings, message in wrong:
         with pytest.raises(ValueError, match=message):
             algorithm_named(name, settings)
 

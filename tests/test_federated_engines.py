@@ -40,7 +40,8 @@ class Residual(nn.Module):
         self.first, self.second, self.last = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 3)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.last(x + self.second(torch.tanh(self.first(x))))
+        output: Tensor = self.last(x + self.second(torch.tanh(self.first(x))))
+        return output
 
 
 class Recurrent(nn.Module):
@@ -53,7 +54,8 @@ class Recurrent(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.last(self.lstm(self.embedding(x))[0][:, -1])
+        output: Tensor = self.last(self.lstm(self.embedding(x))[0][:, -1])
+        return output
 
 
 class Branching(nn.Module):
@@ -65,14 +67,16 @@ class Branching(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.last(x)
-        return y if y.sum() > 0 else -y
+        output: Tensor = y if y.sum() > 0 else -y
+        return output
 
 
 class Doubled(nn.Sequential):
     """A Sequential with a forward of its own."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return 2 * super().forward(x)
+        output: Tensor = 2 * super().forward(x)  # type: ignore[no-untyped-call]
+        return output
 
 
 def twice_the_same_activation() -> nn.Module:
@@ -236,8 +240,13 @@ def test_models_that_are_no_plain_sequence(way: str, name: str) -> None:
 @st.composite
 def sequences(draw: st.DrawFn) -> tuple[nn.Module, tuple[int, ...]]:
     """Small random models of convolutions, pools, activations and linear layers, and the shape of an example."""
-    integer = lambda low, high: draw(st.integers(low, high))  # noqa: E731
-    shape = (integer(1, 3), integer(5, 9), integer(5, 9)) if draw(st.booleans()) else (integer(1, 7),)
+
+    def integer(low: int, high: int) -> int:
+        return draw(st.integers(low, high))
+
+    shape: tuple[int, ...] = (
+        (integer(1, 3), integer(5, 9), integer(5, 9)) if draw(st.booleans()) else (integer(1, 7),)
+    )
     size, layers = torch.Size(shape), list[nn.Module]()
     torch.manual_seed(integer(0, 1000))
     for _ in range(integer(1, 4)):
@@ -303,7 +312,8 @@ def test_inputs_that_are_trees() -> None:
             self.left, self.right = nn.Linear(4, 3), nn.Linear(2, 3)
 
         def forward(self, x: dict[str, Tensor]) -> Tensor:
-            return self.left(x["left"]) + self.right(x["right"])
+            output: Tensor = self.left(x["left"]) + self.right(x["right"])
+            return output
 
     model, vector, (x, inputs, targets, weights) = model_and_rows(Two, (6,))
     tree = {"left": inputs[..., :4], "right": inputs[..., 4:]}
@@ -328,7 +338,7 @@ def absolute_error(outputs: Tensor, targets: Tensor) -> Tensor:
     return (outputs.sum(1) - targets).abs()
 
 
-LOSSES = {
+LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "absolute": absolute_error,
     "smoothed": nn.CrossEntropyLoss(reduction="none", label_smoothing=0.1),
     "by class": nn.CrossEntropyLoss(reduction="none", weight=torch.tensor([1.0, 2.0, 3.0])),
@@ -408,7 +418,8 @@ def test_parameters_that_do_nothing_have_no_gradient() -> None:
             self.idle, self.last = nn.Linear(2, 2), nn.Linear(6, 3)
 
         def forward(self, x: Tensor) -> Tensor:
-            return self.last(x)
+            output: Tensor = self.last(x)
+            return output
 
     model, vector, rows = model_and_rows(Idle, (6,))
     expected = by_autograd(model, CROSS_ENTROPY, vector, rows)
@@ -493,7 +504,8 @@ def test_dropout_functions_cannot_be_mapped() -> None:
             self.last = nn.Linear(6, 3)
 
         def forward(self, x: Tensor) -> Tensor:
-            return self.last(F.dropout(x, 0.5))
+            output: Tensor = self.last(F.dropout(x, 0.5))
+            return output
 
     model, vector, rows = model_and_rows(Dropping, (6,))
     with pytest.raises(ValueError, match="use engine='looped'"):
@@ -504,7 +516,7 @@ def test_dropout_functions_cannot_be_mapped() -> None:
 def test_the_fastest_way_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     model, vector, rows = model_and_rows(*STACKABLE["mlp"])
     before, expected = vector.theta.clone(), by_autograd(model, CROSS_ENTROPY, vector, rows)
-    order = iter(())
+    order = iter(tuple[float, ...]())
 
     def pretended(way: Any, _: Any) -> float:
         return next(order)

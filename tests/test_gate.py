@@ -37,7 +37,8 @@ def single_gradients(model: nn.Module, data: tuple[Tensor, Tensor]) -> Tensor:
 
 
 def clipped_sum(rows: Tensor, threshold: float) -> Tensor:
-    return (rows * (threshold / rows.norm(dim=1).clamp_min(threshold))[:, None]).sum(0)
+    output: Tensor = (rows * (threshold / rows.norm(dim=1).clamp_min(threshold))[:, None]).sum(0)
+    return output
 
 
 # The release itself ---------------------------------------------------------------------------------------
@@ -513,6 +514,8 @@ def test_models_are_refused_before_data_is_touched(toy: Any) -> None:
 class Remembering(nn.Module):
     """Keeps a mean of what it saw: in place, by assignment, or in a frozen parameter."""
 
+    mean: Tensor
+
     def __init__(self, how: str) -> None:
         super().__init__()
         self.layer, self.how = nn.Linear(10, 3), how
@@ -528,7 +531,8 @@ class Remembering(nn.Module):
             self.kept.data.copy_(x.mean(0))
         elif self.how == "large only" and float(x.abs().max()) > 2:
             self.mean.copy_(x.mean(0))
-        return self.layer(x)
+        output: Tensor = self.layer(x)
+        return output
 
 
 @pytest.mark.parametrize("how", ["in place", "assigned", "frozen"])
@@ -554,7 +558,8 @@ class SortsRows(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         order = (x != 0).sum(1).argsort(stable=True)
         inner = torch.tanh(self.inner(x[order]))
-        return self.head(inner[order.argsort()])
+        output: Tensor = self.head(inner[order.argsort()])
+        return output
 
 
 class StartsAtZero(nn.Module):
@@ -567,7 +572,8 @@ class StartsAtZero(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         steps = x.view(-1, 5, 2).transpose(0, 1)
         inner = torch.tanh(self.inner(steps.reshape(-1, 2))).view(5, -1, 8).sum((0, 2))
-        return self.head(x) + self.open * inner[:, None]
+        output: Tensor = self.head(x) + self.open * inner[:, None]
+        return output
 
 
 @pytest.mark.filterwarnings("ignore::sordino.gradients.SlowGradients")

@@ -137,9 +137,7 @@ def agree(
     assert_sums_close(by_part[1], gradients, "plain sum", tolerance)
 
 
-def check(
-    model: nn.Module, inputs: Any, targets: Tensor | None = None, loss: Any = readout, **options: Any
-) -> Engine:
+def check(model: nn.Module, inputs: Any, targets: Any = None, loss: Any = readout, **options: Any) -> Engine:
     """Wrap the model and compare; targets default to one number per example."""
     if targets is None:
         targets = numbers(len(tree_leaves(inputs)[0]))
@@ -173,6 +171,9 @@ class Function(nn.Module):
         self.function = function
         for name, member in members.items():
             setattr(self, name, member if isinstance(member, nn.Module) else nn.Parameter(member))
+
+    def __getattr__(self, name: str) -> Any:  # the members, of any kind
+        return super().__getattr__(name)
 
     def forward(self, *inputs: Any) -> Tensor:
         return self.function(self, *inputs)
@@ -341,7 +342,7 @@ def convolutions(draw: Any, transposed: bool) -> tuple[nn.Module, tuple[int, ...
                 strict=True,
             )
         )
-        kind = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)[dims - 1]
+        kind: Any = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)[dims - 1]
     else:
         kind = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[dims - 1]
         match draw(st.sampled_from(["ints", "ints", "same", "valid"])):
@@ -369,7 +370,7 @@ def test_transposed_convolution(
     check_convolution(seed, batch, *drawn, frozen)
 
 
-def check_convolution(seed: int, batch: int, layer: nn.Module, shape: tuple[int, ...], frozen: str) -> None:
+def check_convolution(seed: int, batch: int, layer: Any, shape: tuple[int, ...], frozen: str) -> None:
     torch.manual_seed(seed)
     layer.reset_parameters()
     freeze(layer, frozen)
@@ -517,13 +518,15 @@ def test_recurrent(
 class Recurrent(nn.Module):
     """A recurrent layer on [B, T, 3] inputs, reading its outputs and its final states."""
 
-    def __init__(self, layer: nn.Module, batch_first: bool, with_state: bool, states: int) -> None:
+    layer: nn.RNNBase
+
+    def __init__(self, layer: nn.RNNBase, batch_first: bool, with_state: bool, states: int) -> None:
         super().__init__()
         self.gain = nn.Parameter(torch.tensor(0.9))
         self.layer, self.batch_first, self.with_state, self.states = layer, batch_first, with_state, states
 
     def forward(self, x: Tensor) -> Tensor:
-        hx = None
+        hx: Any = None
         if self.with_state:
             width = self.layer.proj_size or self.layer.hidden_size
             hx = torch.tanh(x.mean((1, 2))).expand(self.states, -1)[..., None].repeat(1, 1, width) * self.gain
@@ -570,7 +573,8 @@ def test_attention(
 
 def test_attention_of_an_example_that_is_padding_only() -> None:
     def forward(m: Function, x: Tensor) -> Tensor:
-        return m.layer(x, x, x, key_padding_mask=x[:, :, 0] > 50, need_weights=False)[0]
+        output: Tensor = m.layer(x, x, x, key_padding_mask=x[:, :, 0] > 50, need_weights=False)[0]
+        return output
 
     engine = Engine(Function(forward, layer=nn.MultiheadAttention(4, 2, batch_first=True)), readout)
     x = torch.randn(5, 3, 4)
@@ -636,7 +640,8 @@ def test_transformer_layers(norm_first: bool, batch_first: bool, training: bool)
             source, target = source.transpose(0, 1), target.transpose(0, 1)
         causal = nn.Transformer.generate_square_subsequent_mask(3, dtype=source.dtype)
         out = m.decoder(target, m.encoder(source), tgt_mask=causal, tgt_is_causal=True)
-        return out if batch_first else out.transpose(0, 1)
+        output: Tensor = out if batch_first else out.transpose(0, 1)
+        return output
 
     model = randomise(Function(forward, encoder=encoder, decoder=decoder)).train(training)
     check(model, (torch.randn(4, 5, 4), torch.randn(4, 3, 4)))
@@ -756,12 +761,14 @@ def written_into_place(m: Function, x: Tensor) -> Tensor:
     rows = x.new_zeros(len(x), 4, 4)
     rows[:, 1:] = x
     rows[:, 0] = m.token
-    return m.layer(rows)
+    output: Tensor = m.layer(rows)
+    return output
 
 
 def packed(m: Function, x: Tensor, lengths: Tensor) -> Tensor:
     sequence = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
-    return m.layer(sequence)[1].squeeze(0)
+    output: Tensor = m.layer(sequence)[1].squeeze(0)
+    return output
 
 
 LOOPED: dict[str, Callable[[], tuple[nn.Module, Any]]] = {

@@ -74,7 +74,8 @@ class TiedLanguageModel(nn.Module):
         steps = tokens.shape[1]
         x = self.embedding(tokens) + self.positions(torch.arange(steps))
         mask = nn.Transformer.generate_square_subsequent_mask(steps, dtype=x.dtype)
-        return self.head(self.block(x, src_mask=mask, is_causal=True))
+        output: Tensor = self.head(self.block(x, src_mask=mask, is_causal=True))
+        return output
 
 
 class Twice(nn.Module):
@@ -85,7 +86,8 @@ class Twice(nn.Module):
         self.layer, self.head = nn.Linear(4, 4), nn.Linear(4, 3)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.head(torch.tanh(self.layer(torch.tanh(self.layer(x)).mean(1))))
+        output: Tensor = self.head(torch.tanh(self.layer(torch.tanh(self.layer(x)).mean(1))))
+        return output
 
 
 class LSTMClassifier(nn.Module):
@@ -96,7 +98,8 @@ class LSTMClassifier(nn.Module):
         self.head = nn.Linear(10, 3)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        return self.head(self.lstm(self.embedding(tokens))[0].mean(1))
+        output: Tensor = self.head(self.lstm(self.embedding(tokens))[0].mean(1))
+        return output
 
 
 class Transformer(nn.Module):
@@ -112,7 +115,8 @@ class Transformer(nn.Module):
         padding = tokens == 0
         x = self.embedding(tokens if self.batch_first else tokens.t())
         x = self.encoder(x, src_key_padding_mask=padding)
-        return self.head(x[:, 0] if self.batch_first else x[0])
+        output: Tensor = self.head(x[:, 0] if self.batch_first else x[0])
+        return output
 
 
 class ViT(nn.Module):
@@ -127,7 +131,8 @@ class ViT(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = self.patches(x).flatten(2).transpose(1, 2)
         x = torch.cat([self.token.expand(len(x), -1, -1), x], 1) + self.positions
-        return self.head(self.block(x)[:, 0])
+        output: Tensor = self.head(self.block(x)[:, 0])
+        return output
 
 
 class LoRA(nn.Module):
@@ -138,7 +143,8 @@ class LoRA(nn.Module):
         self.up = nn.Parameter(0.1 * torch.randn(frozen.out_features, rank))
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.frozen(x) + F.linear(F.linear(x, self.down), self.up)
+        output: Tensor = self.frozen(x) + F.linear(F.linear(x, self.down), self.up)
+        return output
 
 
 class Pair(nn.Module):
@@ -149,7 +155,8 @@ class Pair(nn.Module):
         self.text, self.image = nn.Embedding(5, 3), nn.Linear(4, 3)
 
     def forward(self, image: Tensor, text: Tensor) -> Tensor:
-        return self.image(image) * self.text(text).sum(1)
+        output: Tensor = self.image(image) * self.text(text).sum(1)
+        return output
 
 
 def tokens(batch: int, words: int, steps: int = 5) -> Tensor:
@@ -284,13 +291,15 @@ def test_targets_of_several_parts() -> None:
 
 def batch_major(m: Function, x: Tensor) -> Tensor:
     h = torch.tanh(m.norm(m.first(x.flatten(0, 1)))) * m.scale
-    return m.second(h).unflatten(0, x.shape[:2])
+    output: Tensor = m.second(h).unflatten(0, x.shape[:2])
+    return output
 
 
 def time_major(m: Function, x: Tensor) -> Tensor:
     x = x.transpose(0, 1)
     h = torch.tanh(m.norm(m.first(x.flatten(0, 1)))) * m.scale
-    return m.second(h).unflatten(0, x.shape[:2]).transpose(0, 1)
+    output: Tensor = m.second(h).unflatten(0, x.shape[:2]).transpose(0, 1)
+    return output
 
 
 @pytest.mark.parametrize("fold", [batch_major, time_major])
@@ -309,7 +318,8 @@ def test_folded_tokens_and_images(major: str) -> None:
             words, frames = words.transpose(0, 1), frames.transpose(0, 1)
         out = m.embedding(words.flatten()) + m.conv(frames.flatten(0, 1)).flatten(1)
         out = out.unflatten(0, words.shape)
-        return out if major == "batch" else out.transpose(0, 1)
+        output: Tensor = out if major == "batch" else out.transpose(0, 1)
+        return output
 
     model = Function(forward, embedding=nn.Embedding(6, 8), conv=nn.Conv2d(1, 2, 2))
     check(model, (tokens(4, 6, 3), torch.randn(4, 3, 1, 3, 3)))
@@ -329,11 +339,14 @@ def test_adapters_on_a_frozen_model(monkeypatch: pytest.MonkeyPatch) -> None:
 
     x, y = torch.randn(6, 4), labels(6)
     engine.prepare(x, y)
-    recorded = []
+    recorded: list[int] = []
     record = capture_module.Capture.record
-    monkeypatch.setattr(
-        capture_module.Capture, "record", lambda self, i, f: (recorded.append(i), record(self, i, f))[1]
-    )
+
+    def noted(self: Any, tracked: int, factor: Any) -> None:
+        recorded.append(tracked)
+        record(self, tracked, factor)
+
+    monkeypatch.setattr(capture_module.Capture, "record", noted)
     sums, _ = engine.sums(x, y, ones)
     assert sorted(recorded) == [0, 1], "only the adapters are captured"
 
@@ -354,7 +367,10 @@ def test_layers_below_the_first_trainable_one_are_not_differentiated() -> None:
 
     class Frozen(nn.Linear):
         def forward(self, x: Tensor) -> Tensor:
-            return Untouchable.apply(super().forward(x.clone().requires_grad_()))
+            output: Tensor = Untouchable.apply(  # type: ignore[no-untyped-call]
+                super().forward(x.clone().requires_grad_())
+            )
+            return output
 
     model = nn.Sequential(Frozen(4, 4).requires_grad_(False), nn.Linear(4, 2))
     engine = Engine(model, readout)
@@ -382,7 +398,8 @@ def test_parameters_touched_only_by_some_examples() -> None:
 
     def forward(m: Function, x: Tensor, words: Tensor) -> Tensor:
         gate = (x[:, :1] > 0).to(x.dtype)
-        return gate * m.a(x) + (1 - gate) * m.b(x) + m.embedding(words).sum(1)
+        output: Tensor = gate * m.a(x) + (1 - gate) * m.b(x) + m.embedding(words).sum(1)
+        return output
 
     model = Function(forward, a=nn.Linear(4, 3), b=nn.Linear(4, 3), embedding=nn.Embedding(50, 3))
     x, words = torch.randn(6, 4), torch.randint(50, (6, 2))
@@ -396,7 +413,7 @@ def test_parameters_touched_only_by_some_examples() -> None:
 # Randomness ------------------------------------------------------------------------------------------------
 
 
-def dropout_model() -> nn.Module:
+def dropout_model() -> nn.Sequential:
     return nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Dropout(0.5), nn.Linear(16, 3))
 
 

@@ -136,7 +136,7 @@ def test_one_row_moves_the_sums_by_no_more_than_their_noise_is_for(bound: float,
         rows[2] = math.nan  # as if it were not there
         without = sums_of(exact(row_bound=bound, fit_intercept=intercept).fit(rows, targets))
         bias, covariance = (a - b for a, b in zip(with_row, without, strict=True))
-        moved = [np.linalg.norm(bias) / norm, np.linalg.norm(np.triu(covariance)) / norm**2]
+        moved = [float(np.linalg.norm(bias)) / norm, float(np.linalg.norm(np.triu(covariance))) / norm**2]
         largest = [max(a, b) for a, b in zip(largest, moved, strict=True)]
     assert max(largest) <= 1 + 1e-12
     assert min(largest) > (0.7 if intercept else 0.999)  # and no less: the bound is what a row can do
@@ -304,7 +304,8 @@ def test_scikit_learn_s_own_checks() -> None:
 
 
 def test_parameters_and_clones() -> None:
-    settings = {"horizon": 7, "epsilon": 1.0, "delta": 1e-5, "row_bound": 2.0, "efficient": False, "seed": 3}
+    settings: dict[str, Any] = {"horizon": 7, "epsilon": 1.0, "delta": 1e-5, "row_bound": 2.0}
+    settings |= {"efficient": False, "seed": 3}
     model = LeastSquares(**settings)
     assert {name: model.get_params()[name] for name in settings} == settings
     again = clone(model)
@@ -325,12 +326,13 @@ def test_before_fit_there_is_nothing() -> None:
 
 def test_wrong_shapes_are_refused_and_cost_nothing() -> None:
     model = noisy()
-    for rows, targets, message in [
+    wrong: list[tuple[Any, Any, str]] = [
         (ROWS, TARGETS[:9], "inconsistent numbers"),
         (ROWS[0], TARGETS[:4], "2D array"),
         (ROWS[:0], [], "0 sample"),
         (ROWS, None, "y is None"),
-    ]:
+    ]
+    for rows, targets, message in wrong:
         with pytest.raises(ValueError, match=message):
             model.fit(rows, targets)
     assert not hasattr(model, "ledger_")
@@ -485,9 +487,8 @@ def test_a_certificate_speaks_for_its_own_fits_only() -> None:
 
 def test_bad_settings_cost_nothing() -> None:
     rows, ledger = np.ones((8, 2)), Ledger()
+    usual: dict[str, Any] = {"horizon": 8, "noise_multiplier": 5.0, "ledger": ledger}
     for wrong in ({"regularisation": -1.0}, {"horizon": 10**12}):
         with pytest.raises(ValueError, match=r"regularisation|horizon"):
-            LeastSquares(**{"horizon": 8, "noise_multiplier": 5.0, "ledger": ledger, **wrong}).fit(
-                rows, rows[:, 0]
-            )
+            LeastSquares(**usual | wrong).fit(rows, rows[:, 0])
     assert ledger.charges == 0

@@ -21,6 +21,7 @@ import sordino.training as training
 from conftest import cross_entropy
 from sordino import Method, Quantile, Released, Run, train
 from sordino.clipping import Fixed, Normalised, Online
+from sordino.gate import Gate
 from sordino.methods import dp_ftrl, method
 from sordino.noise import GaussianNoise
 from sordino.privacy.events import event_from_json, leaves
@@ -104,7 +105,7 @@ class Seen:
     """What a run released and what it was charged."""
 
     run: Run
-    gate: training.Gate
+    gate: Any  # none in a fixed order
     released: list[Released]
     theta: Vector
 
@@ -124,8 +125,8 @@ def train_on(
     problem: Problem, used: Method, epochs: float, nu: float = 0.0, batch: int | None = None
 ) -> Seen:
     """Up to forty steps, so that history has them all."""
-    gates, released = list[training.Gate](), list[Released]()
-    original = training.Gate.__call__
+    gates, released = list[Gate](), list[Released]()
+    original = Gate.__call__
 
     def spied(gate: Any, *args: Any, **kwargs: Any) -> Released:
         gates.append(gate)
@@ -133,7 +134,7 @@ def train_on(
         return released[-1]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(training.Gate, "__call__", spied)
+        patch.setattr(Gate, "__call__", spied)
         run = train(
             problem.model,
             cross_entropy,
@@ -303,8 +304,8 @@ def test_adadp_with_an_online_threshold(nu: float) -> None:
     agree(seen, expected)
     assert [r.threshold for r in seen.released] == pytest.approx(per_call, rel=1e-4)
     assert seen.gate.threshold == pytest.approx(threshold, rel=1e-4)
-    for one, two in zip(seen.released[:20:2], seen.released[1:20:2], strict=True):
-        assert one.threshold == two.threshold
+    for first, second in zip(seen.released[:20:2], seen.released[1:20:2], strict=True):
+        assert first.threshold == second.threshold
     assert len({round(c, 9) for c in per_call}) > 3
 
 
@@ -475,7 +476,7 @@ def train_fixed_order(problem: Problem, used: Method, epochs: float, z: float) -
         delta=1e-3, accountant="rdp", seed=1, sampling="fixed-order",
     )  # fmt: skip
     theta = np.concatenate([p.detach().numpy().flatten() for p in run.model.parameters()])
-    return Seen(run, None, [], theta)  # type: ignore[arg-type]
+    return Seen(run, None, [], theta)
 
 
 @pytest.mark.parametrize("efficient", [True, False])

@@ -3,6 +3,7 @@ from __future__ import annotations
 import doctest
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -81,7 +82,7 @@ def test_built_models_keep_examples_apart(spec: str) -> None:
 
 
 def test_weights_follow_the_papers() -> None:
-    last = models.mnist_mlp()[-1].weight
+    last: Any = models.mnist_mlp()[-1].weight
     assert 0.9 / 10**0.5 < last.abs().max() <= 1 / 10**0.5
     network = models.dp_ftrl_cifar_cnn()
     convolution = network[2]

@@ -8,7 +8,7 @@ import torch
 from scipy import stats
 
 from sordino.noise import GaussianNoise, Streams, joint_split
-from sordino.noise import gaussian as module
+from sordino.noise.grid import CHUNK
 
 SIZES = [1, 2, 31, 33, 1000, 131072, 131073, 300_001]
 
@@ -49,8 +49,8 @@ def test_every_coordinate_gets_noise(size: int) -> None:
 
 
 def test_pairs_from_one_radius_are_independent() -> None:
-    half = module.CHUNK // 2
-    values = draw(module.CHUNK, 1.0).double()
+    half = CHUNK // 2
+    values = draw(CHUNK, 1.0).double()
     one, two = values[:half], values[half:]
     bound = 5 / np.sqrt(half)
     assert abs(float((one * two).mean())) < bound

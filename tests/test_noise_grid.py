@@ -11,6 +11,7 @@ import torch
 from scipy import stats
 
 from sordino import Budget, Fixed, FixedOrder, Gate, Online, Quantile, Tree, train
+from sordino.clipping import ClippingPolicy
 from sordino.noise import GaussianNoise, Streams, gaussian
 from sordino.noise.gaussian import deepened
 from sordino.noise.grid import CHUNK, ROUNDING, grid_for, meet_, rounded_
@@ -72,7 +73,7 @@ def test_sums_beyond_exact_numbers_are_cut_off() -> None:
 @pytest.mark.parametrize("noise", [None, Tree(restart_every=1)])
 @pytest.mark.parametrize("clip", [Fixed(1.0), Quantile(0.5, 1.0), Online(1.0)])
 def test_all_that_leaves_a_gate_is_noised_on_a_grid(
-    clip: object, noise: Tree | None, monkeypatch: pytest.MonkeyPatch
+    clip: ClippingPolicy, noise: Tree | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     left: list[tuple[torch.Tensor, float]] = []
     add, meet = GaussianNoise.add_, meet_
@@ -94,7 +95,7 @@ def test_all_that_leaves_a_gate_is_noised_on_a_grid(
     loss = torch.nn.CrossEntropyLoss(reduction="none")
     gate = Gate(
         model, loss, data, clip=clip, noise_multiplier=1.0, sampling=FixedOrder(10), noise=noise, seed=3
-    )  # type: ignore[arg-type]
+    )
     for _ in range(4):
         gate(adapt=False)
     assert len(left) == 4 * (1 + len(gate.clip.probes(1.0, 10.0)))
@@ -198,7 +199,8 @@ def forward(radius: np.ndarray, angle: np.ndarray) -> np.ndarray:
 
 def plain(total: float, seed: int) -> np.ndarray:
     bits = np.random.default_rng(seed).integers(0, 2**24, size=(2, TRIES))
-    return np.array([total, 0.0], dtype=np.float32) + forward(bits[0], bits[1])
+    found: np.ndarray = np.array([total, 0.0], dtype=np.float32) + forward(bits[0], bits[1])
+    return found
 
 
 def ours(total: float, seed: int) -> np.ndarray:
@@ -212,7 +214,8 @@ def ours(total: float, seed: int) -> np.ndarray:
 def low_bits(outputs: np.ndarray) -> np.ndarray:
     """Mironov (2012): near 0, a sum of 1 and noise is a multiple of 2^-23, while noise alone has finer bits."""
     first = outputs[:, 0].astype(np.float64)
-    return (np.abs(first) < 0.25) & (first * 2**23 == np.rint(first * 2**23))
+    found: np.ndarray = (np.abs(first) < 0.25) & (first * 2**23 == np.rint(first * 2**23))
+    return found
 
 
 def attainable(outputs: np.ndarray) -> np.ndarray:

@@ -96,7 +96,7 @@ def increments(
 
 def stored_tree_prefixes(noise: NodeNoise, steps: int, efficient: bool, tree: int = 0) -> list[float]:
     """The plain way: every node of the tree is stored, and each prefix is put together from its set bits."""
-    value, estimate = {}, {}
+    value, estimate = dict[tuple[int, int], float](), dict[tuple[int, int], float]()
     for height in range(steps.bit_length()):
         for end in range(1 << height, steps + 1, 1 << height):
             value[height, end] = noise(tree, height, end)
@@ -250,7 +250,8 @@ def test_variance_over_2000_trees_is_the_theory_s_and_no_other(efficient: bool) 
         prefixes = gaussian_increments(3, trees, steps, efficient, scale).numpy()
         low, high = stats.chi2.ppf([5e-6, 1 - 5e-6], trees)  # 64 steps: one false alarm in 1500 seeds
         squares = (prefixes**2).sum(1)
-        return (squares / theory > low) & (squares / theory < high)
+        found: np.ndarray = (squares / theory > low) & (squares / theory < high)
+        return found
 
     assert within(1.0).all()
     assert not within(2 / 3).any()
@@ -308,9 +309,8 @@ def test_sensitivity_with_moving_thresholds_is_within_what_is_charged() -> None:
         steps = per_epoch * epochs
         thresholds = np.exp(generator.normal(size=steps))
         recorders: list[Recorder] = []
-        increments(
-            hashed, steps, efficient=True, thresholds=lambda s, c=thresholds: float(c[s]), recorders=recorders
-        )
+        of_step = thresholds.__getitem__
+        increments(hashed, steps, efficient=True, thresholds=of_step, recorders=recorders)
         releases = Tree(restart_every=None).over(FixedOrder(1), per_epoch, steps)
         _, event = releases.charge(0, 1.0, ())
         assert isinstance(event, GaussianDpEvent)
@@ -375,16 +375,16 @@ def test_the_cost_of_steps_is_that_of_the_trees_they_open() -> None:
     assert first != last
     assert releases.cost(0, 2.0, ()) == type(releases.cost(0, 2.0, ()))()
     assert releases.cost(1, 2.0, ()) == releases.cost(6, 2.0, ()) == first
-    assert releases.cost(12, 2.0, ()).count == 2  # type: ignore[attr-defined]
-    assert releases.cost(15, 2.0, ()).events[-1] == last  # type: ignore[attr-defined]
+    assert releases.cost(12, 2.0, ()).count == 2
+    assert releases.cost(15, 2.0, ()).events[-1] == last
     assert isinstance(releases.charge(0, 0.0, ())[1], NonPrivateDpEvent)
 
 
 def test_probes_are_releases_of_their_own() -> None:
     z, probe = 4.0, 25.0
     releases = Tree(restart_every=3).over(FixedOrder(10), 60, 18)
-    alone = releases.charge(0, z, ())[1].noise_multiplier  # type: ignore[attr-defined]
-    both = releases.charge(0, z, (probe,))[1].noise_multiplier  # type: ignore[attr-defined]
+    alone = releases.charge(0, z, ())[1].noise_multiplier
+    both = releases.charge(0, z, (probe,))[1].noise_multiplier
     assert both**-2 == pytest.approx(alone**-2 + 3 * probe**-2)  # three visits
     assert releases.split(z, (probe,)) == z
 
@@ -509,10 +509,8 @@ def test_units_that_sit_out_cost_more_than_an_order_that_is_known() -> None:
     """Since each may come at any of the steps that its limit leaves, the worst pattern is not a regular one."""
     separated = Tree(restart_every=None).over(Separated(1, 2), 30, 24).charge(0, 1.0, ())[1]
     in_order = Tree(restart_every=None).over(FixedOrder(10), 30, 24).charge(0, 1.0, ())[1]
-    assert separated.noise_multiplier**-2 == pytest.approx(  # type: ignore[attr-defined]
-        worst_case_sensitivity(24, min_separation=2)
-    )
-    assert separated.noise_multiplier < in_order.noise_multiplier  # type: ignore[attr-defined]
+    assert separated.noise_multiplier**-2 == pytest.approx(worst_case_sensitivity(24, min_separation=2))
+    assert separated.noise_multiplier < in_order.noise_multiplier
 
 
 @pytest.mark.parametrize(("separation", "steps", "visits"), [(2, 12, 4), (2, 13, 5), (2, 15, 5), (9, 10, 1)])
@@ -520,8 +518,8 @@ def test_separated_units_pay_for_a_probe_at_each_visit(separation: int, steps: i
     z, probe = 4.0, 25.0
     sampling = Separated(2, separation)
     releases = Tree(restart_every=None).over(sampling, 100, steps)
-    alone = releases.charge(0, z, ())[1].noise_multiplier  # type: ignore[attr-defined]
-    both = releases.charge(0, z, (probe,))[1].noise_multiplier  # type: ignore[attr-defined]
+    alone = releases.charge(0, z, ())[1].noise_multiplier
+    both = releases.charge(0, z, (probe,))[1].noise_multiplier
     assert both**-2 == pytest.approx(alone**-2 + visits * probe**-2)
     assert visits == max(
         sum(step % sampling.period == g for step in range(steps)) for g in range(sampling.period)

@@ -237,7 +237,8 @@ class Shared(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         z = self.shared(x)
-        return self.head((z[:, 1:] - z[:, :-1]).mean(1))
+        output: Tensor = self.head((z[:, 1:] - z[:, :-1]).mean(1))
+        return output
 
 
 class Tokens(nn.Module):
@@ -246,7 +247,8 @@ class Tokens(nn.Module):
         self.embedding, self.head = nn.Embedding(9, 4), nn.Linear(4, 3)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.embedding(x).mean(1))
+        output: Tensor = self.head(self.embedding(x).mean(1))
+        return output
 
 
 class Branches(nn.Module):
@@ -787,7 +789,7 @@ def test_a_value_in_a_file_is_seen(
         real(self, file, {**content, "largest": largest[0]} if file == name else content)
 
     monkeypatch.setattr(RunDirectory, "write_json", with_more)
-    seen, data = [], rows_for("mlp")
+    seen, data = list[Seen](), rows_for("mlp")
     for rows in (data, changed(data, 0.0)):
         largest = [float(rows[0][UNIT].max())]
         seen.append(observe(start(rows), tmp_path / str(len(seen))))

@@ -137,7 +137,8 @@ class Given(Dirichlet):
     priors = np.array([[0.7, 0.2, 0.1], [0.1, 0.8, 0.1], [0.5, 0.3, 0.2]])
 
     def _log_priors(self, clients: int, labels: int, chance: np.random.Generator) -> npt.NDArray[np.float64]:
-        return np.log(self.priors) + 5.0
+        found: npt.NDArray[np.float64] = np.log(self.priors) + 5.0
+        return found
 
 
 def test_dirichlet_deals_by_the_rule() -> None:

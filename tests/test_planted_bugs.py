@@ -87,7 +87,8 @@ class Pull(nn.Module):
         self.linear = nn.Linear(size, 1, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.linear(x).squeeze(1)
+        output: Tensor = self.linear(x).squeeze(1)
+        return output
 
 
 def as_it_is(output: Tensor, _: Tensor) -> Tensor:
@@ -211,7 +212,8 @@ class Twice(nn.Module):
         self.linear = nn.Linear(3, 2, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        return (self.linear(x) + self.linear(2 * x)).sum(1)
+        output: Tensor = (self.linear(x) + self.linear(2 * x)).sum(1)
+        return output
 
 
 def a_weight_used_twice_is_clipped_as_one() -> None:

@@ -2,7 +2,9 @@
 
 import json
 import math
+from typing import Any
 
+import dp_accounting as dp
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,8 +22,8 @@ from sordino.privacy import (
 from sordino.privacy.events import sampled_without_replacement
 
 
-def make(event, accountant="auto", **changes):
-    fields = {
+def make(event: dp.DpEvent, accountant: str = "auto", **changes: Any) -> dict[str, Any]:
+    fields: dict[str, Any] = {
         "guarantee": price(event, 1e-5, accountant),
         "event": event,
         "unit": "example",
@@ -33,7 +35,7 @@ def make(event, accountant="auto", **changes):
 
 
 @pytest.mark.parametrize("accountant", ["auto", "rdp", "pld", "moments"])
-def test_the_guarantee_can_be_recomputed_from_the_events(accountant):
+def test_the_guarantee_can_be_recomputed_from_the_events(accountant: str) -> None:
     event = compose([repeat(poisson_gaussian(2.0, 0.05), 100), gaussian(20.0)])
     made = make(event, accountant)
     again = recompute(json.loads(json.dumps(made, allow_nan=False)))
@@ -41,14 +43,14 @@ def test_the_guarantee_can_be_recomputed_from_the_events(accountant):
     assert made["guarantee"]["epsilon"] == again.epsilon
 
 
-def test_recompute_does_not_believe_the_stated_epsilon():
+def test_recompute_does_not_believe_the_stated_epsilon() -> None:
     made = make(repeat(gaussian(5.0), 4))
     honest = made["guarantee"]["epsilon"]
     made["guarantee"]["epsilon"] = 0.01
     assert recompute(made).epsilon == honest
 
 
-def test_it_says_what_is_assumed():
+def test_it_says_what_is_assumed() -> None:
     made = make(gaussian(5.0), unit="user", seeded=True)
     text = " ".join(made["assumptions"])
     assert "the number of users" in text
@@ -62,7 +64,7 @@ def test_it_says_what_is_assumed():
 
 
 @pytest.mark.parametrize("accountant", ["auto", "rdp", "moments"])
-def test_samples_without_replacement_are_about_replacing_a_unit(accountant):
+def test_samples_without_replacement_are_about_replacing_a_unit(accountant: str) -> None:
     event = repeat(sampled_without_replacement(4.0, 10, 1000), 50)
     made = make(event, accountant, unit="user")
     assert "differ by replacing one user" in made["assumptions"][0]
@@ -75,7 +77,7 @@ def test_samples_without_replacement_are_about_replacing_a_unit(accountant):
     assert "zeroing out the contribution of one user" in make(gaussian(5.0), unit="user")["assumptions"][0]
 
 
-def test_a_certificate_that_mixes_relations_is_refused():
+def test_a_certificate_that_mixes_relations_is_refused() -> None:
     made = make(gaussian(5.0))
     made["events"] = {
         "type": "composed",
@@ -85,13 +87,13 @@ def test_a_certificate_that_mixes_relations_is_refused():
         recompute(made)
 
 
-def test_no_noise_is_the_string_inf():
+def test_no_noise_is_the_string_inf() -> None:
     made = make(gaussian(0))
     assert made["guarantee"]["epsilon"] == "inf"
     assert recompute(json.loads(json.dumps(made, allow_nan=False))).epsilon == math.inf
 
 
-def test_bad_unit():
+def test_bad_unit() -> None:
     with pytest.raises(ValueError, match="unit must be one of"):
         make(gaussian(1.0), unit="row")
 
@@ -106,19 +108,19 @@ def test_bad_unit():
         {"accountant": "x"},
     ],
 )
-def test_malformed_certificates_are_refused(change):
+def test_malformed_certificates_are_refused(change: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"\w"):
         recompute(make(gaussian(1.0)) | change)
 
 
 @given(st.floats(0, 1e300), st.integers(0, 8))
-def test_epsilon_is_never_rounded_down(epsilon, digits):
+def test_epsilon_is_never_rounded_down(epsilon: float, digits: int) -> None:
     shown = show_epsilon(epsilon, digits)
     assert float(shown) >= epsilon
     assert float(shown) <= epsilon + 10.0**-digits * (1 + 1e-9) + epsilon * 1e-15
 
 
-def test_shown_epsilons():
+def test_shown_epsilons() -> None:
     assert show_epsilon(7.32911) == "7.3292"
     assert show_epsilon(0.1) == "0.1000"
     assert show_epsilon(1e-9) == "0.0001"

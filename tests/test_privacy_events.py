@@ -2,6 +2,7 @@
 
 import json
 import math
+from typing import Any
 
 import dp_accounting as dp
 import pytest
@@ -29,7 +30,7 @@ events = st.recursive(
 )
 
 
-def test_builders():
+def test_builders() -> None:
     assert poisson_gaussian(1.5, 0.04) == dp.PoissonSampledDpEvent(0.04, dp.GaussianDpEvent(1.5))
     assert poisson_gaussian(1.5, 1.0) == dp.GaussianDpEvent(1.5)
     assert poisson_gaussian(0, 0.04) == gaussian(0) == dp.NonPrivateDpEvent()
@@ -38,24 +39,24 @@ def test_builders():
 
 
 @pytest.mark.parametrize("rate", [0, -0.1, 1.1, math.nan])
-def test_bad_rate(rate):
+def test_bad_rate(rate: float) -> None:
     with pytest.raises(ValueError, match="sampling_rate"):
         poisson_gaussian(1.0, rate)
 
 
 @pytest.mark.parametrize("noise", [-1, math.inf, math.nan])
-def test_bad_noise(noise):
+def test_bad_noise(noise: float) -> None:
     with pytest.raises(ValueError, match="noise_multiplier"):
         gaussian(noise)
 
 
 @given(events)
-def test_json_round_trip(event):
+def test_json_round_trip(event: dp.DpEvent) -> None:
     text = json.dumps(event_to_json(event), allow_nan=False)
     assert event_from_json(json.loads(text)) == event
 
 
-def test_json_of_other_events_is_refused():
+def test_json_of_other_events_is_refused() -> None:
     with pytest.raises(ValueError, match="LaplaceDpEvent"):
         event_to_json(repeat(dp.LaplaceDpEvent(1.0), 2))
 
@@ -89,18 +90,20 @@ def test_json_of_other_events_is_refused():
         [],
     ],
 )
-def test_malformed_json_is_refused(data):
+def test_malformed_json_is_refused(data: Any) -> None:
     with pytest.raises(ValueError, match=r"event|drawn without replacement"):
         event_from_json(data)
 
 
-def test_leaves_group_equal_mechanisms_and_multiply_counts():
+def test_leaves_group_equal_mechanisms_and_multiply_counts() -> None:
     a, b = poisson_gaussian(1.0, 0.1), gaussian(2.0)
     nested = compose([repeat(compose([a, repeat(b, 2)]), 10), dp.NoOpDpEvent(), a])
     assert leaves(nested) == [(a, 11), (b, 20)]
 
 
-def test_a_sample_without_replacement_records_half_the_multiplier():  # substituting a unit moves the sum by 2C
+def test_a_sample_without_replacement_records_half_the_multiplier() -> (
+    None
+):  # substituting a unit moves the sum by 2C
     event = sampled_without_replacement(3.0, 10, 100)
     assert event == dp.SampledWithoutReplacementDpEvent(100, 10, dp.GaussianDpEvent(1.5))
     assert sampled_without_replacement(3.0, 100, 100).event == dp.GaussianDpEvent(1.5)
@@ -110,6 +113,6 @@ def test_a_sample_without_replacement_records_half_the_multiplier():  # substitu
 @pytest.mark.parametrize(
     ("noise", "count", "units"), [(1.0, 0, 10), (1.0, 11, 10), (-1.0, 1, 10), (math.nan, 1, 10)]
 )
-def test_bad_samples_without_replacement(noise, count, units):
+def test_bad_samples_without_replacement(noise: float, count: int, units: int) -> None:
     with pytest.raises(ValueError, match=r"without replacement|noise_multiplier"):
         sampled_without_replacement(noise, count, units)

@@ -3,6 +3,7 @@
 import json
 import random
 import time
+from typing import Any
 
 import dp_accounting as dp
 import pytest
@@ -15,7 +16,7 @@ from sordino.privacy.events import leaves
 STEP = poisson_gaussian(1.1, 0.01)
 
 
-def test_a_replayed_key_is_charged_once():
+def test_a_replayed_key_is_charged_once() -> None:
     ledger = Ledger()
     assert ledger.charge("step:0", STEP)
     assert not ledger.charge("step:0", poisson_gaussian(1.1, 0.01))
@@ -24,7 +25,7 @@ def test_a_replayed_key_is_charged_once():
 
 
 @pytest.mark.parametrize("key", ["step:3", "setup", "step:03"])
-def test_the_same_key_with_another_event_raises_and_changes_nothing(key):
+def test_the_same_key_with_another_event_raises_and_changes_nothing(key: str) -> None:
     ledger = Ledger()
     ledger.charge(key, STEP)
     with pytest.raises(ValueError, match="different event"):
@@ -33,7 +34,7 @@ def test_the_same_key_with_another_event_raises_and_changes_nothing(key):
     assert ledger.charges == 1
 
 
-def test_equal_events_are_grouped():
+def test_equal_events_are_grouped() -> None:
     ledger = Ledger()
     for i in range(5000):
         ledger.charge(f"step:{i}", poisson_gaussian(1.1, 0.01))
@@ -42,12 +43,12 @@ def test_equal_events_are_grouped():
     assert len(json.dumps(ledger.to_state())) < 400
 
 
-def test_an_empty_ledger_is_a_no_op():
+def test_an_empty_ledger_is_a_no_op() -> None:
     assert Ledger().event == dp.NoOpDpEvent()
     assert Ledger().charges == 0
 
 
-def test_compositions_can_be_charged():
+def test_compositions_can_be_charged() -> None:
     ledger = Ledger()
     both = compose([gaussian(1.0), gaussian(2.0)])
     assert ledger.charge("tree:0", both)
@@ -56,7 +57,7 @@ def test_compositions_can_be_charged():
     assert ledger.event == repeat(both, 2)
 
 
-def test_events_no_certificate_can_state_are_refused_at_once():
+def test_events_no_certificate_can_state_are_refused_at_once() -> None:
     with pytest.raises(ValueError, match="LaplaceDpEvent"):
         Ledger().charge("step:0", dp.LaplaceDpEvent(1.0))
 
@@ -68,8 +69,11 @@ charges = st.lists(st.tuples(keys, st.sampled_from([gaussian(1.0), gaussian(2.0)
 
 
 @given(charges, st.integers(0, 80))
-def test_behaves_like_a_dict_also_across_a_checkpoint(sequence, restart_at):
-    ledger, oracle = Ledger(), {}
+def test_behaves_like_a_dict_also_across_a_checkpoint(
+    sequence: list[tuple[str, dp.DpEvent]], restart_at: int
+) -> None:
+    ledger = Ledger()
+    oracle: dict[str, dp.DpEvent] = {}
     for i, (key, event) in enumerate(sequence):
         if i == restart_at:
             ledger = Ledger.from_state(json.loads(json.dumps(ledger.to_state())))
@@ -85,7 +89,7 @@ def test_behaves_like_a_dict_also_across_a_checkpoint(sequence, restart_at):
         assert spent.get(repr(event), 0) == list(oracle.values()).count(event)
 
 
-def test_any_order_ends_in_one_range():
+def test_any_order_ends_in_one_range() -> None:
     numbers = list(range(500))
     random.Random(0).shuffle(numbers)
     ledger = Ledger()
@@ -104,14 +108,14 @@ def test_any_order_ends_in_one_range():
         {"named": None},
     ],
 )
-def test_malformed_state_is_refused(change):
+def test_malformed_state_is_refused(change: dict[str, Any]) -> None:
     ledger = Ledger()
     ledger.charge("step:0", STEP)
     with pytest.raises(ValueError, match=r"ledger|event"):
         Ledger.from_state(ledger.to_state() | change)
 
 
-def test_a_charge_is_cheap():
+def test_a_charge_is_cheap() -> None:
     ledger = Ledger()
     start = time.process_time()
     for i in range(20000):

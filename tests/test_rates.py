@@ -354,7 +354,11 @@ def test_noise_alone_travels_as_far_as_was_planned() -> None:
     for steps, d, std in ((50, 400, 0.1), (400, 1000, 7.0)):
         torch.manual_seed(steps)
         theta = torch.zeros(d)
-        train(Sgd(), Travel(3.0), lambda t, std=std: Answer(std * torch.randn(len(t))), theta, steps)
+
+        def noise(at: Tensor, std: float = std) -> Answer:
+            return Answer(std * torch.randn(len(at)))
+
+        train(Sgd(), Travel(3.0), noise, theta, steps)
         assert float(theta.norm()) == pytest.approx(3.0 * 0.1 * math.sqrt(d), rel=0.15)
 
 

@@ -60,13 +60,15 @@ def log_prior_of(unknowns: Tensor) -> Tensor:
     breaking = StickBreakingTransform()
     sticks, places, log_variances = unknowns[..., :4], unknowns[..., 4:14], unknowns[..., 14:]
     weights = breaking(sticks)
-    of_variances = InverseGamma(*torch.tensor([10.0, 0.1], dtype=torch.float64), validate_args=False)
-    return (
+    shape, rate = torch.tensor([10.0, 0.1], dtype=torch.float64)
+    of_variances = InverseGamma(shape, rate, validate_args=False)
+    output: Tensor = (
         Dirichlet(torch.ones(5, dtype=torch.float64), validate_args=False).log_prob(weights)
         + breaking.log_abs_det_jacobian(sticks, weights)
         + Normal(0.0, 1.0).log_prob(places).sum(-1)
         + (of_variances.log_prob(log_variances.exp()) + log_variances).sum(-1)
     )
+    return output
 
 
 def test_the_log_likelihood_is_that_of_torchs_distributions() -> None:

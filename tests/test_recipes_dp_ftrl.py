@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from sordino.privacy import price
 from sordino.recipes import LISTED, RECIPES
 from sordino.recipes import dp_ftrl as study
-from sordino.recipes.frame import Job, Report, Result
+from sordino.recipes.frame import Job, Report, Result, Table
 
 mpl.use("Agg")
 
@@ -73,8 +73,8 @@ def test_quick_reports_and_draws(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("quick_noise")
 def test_full_mnist_is_the_whole_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(study, "_noise_table", lambda what: study.Table("", (), ()))
-    monkeypatch.setattr(study, "_batch_table", lambda what: study.Table("", (), ()))
+    monkeypatch.setattr(study, "_noise_table", lambda what: Table("", (), ()))
+    monkeypatch.setattr(study, "_batch_table", lambda what: Table("", (), ()))
     asked, report = reported("dp-ftrl-mnist", quick=False)
     final = [job for job in asked if job.settings["epochs"] == 20]
     assert len(final) == len({job.key for job in final}) == 8 * 3 + 8

@@ -45,7 +45,7 @@ def test_a_wrong_epsilon_is_noticed() -> None:
 
 
 # What those runs really cost: squared sensitivities printed, in one tree, in a tree an epoch; then z and epsilons.
-REALLY = {
+REALLY: dict[tuple[str, int], tuple[int, int, int, dict[str, tuple[float, float | None]]]] = {
     ("MNIST", 250): (260, 798, 160, {"4": (57.20, 19.05), "7": (26.25, 9.48), "20": (7.07, 2.81)}),
     ("MNIST", 1000): (1040, 10070, 480, {"8": (136.83, 15.85), "100": (4.75, 0.88)}),
     ("CIFAR-10", 500): (1400, 14349, 700, {"10": (127.13, 15.18), "50": (13.40, 2.31)}),

@@ -76,7 +76,11 @@ def ftrl(gradient: Gradient, noise: Tensor, regulariser: float) -> tuple[Tensor,
     state, visited = rule.start(theta, plan_of()), torch.empty_like(noise)
     for t in range(steps):
         visited[t] = theta
-        rule.step(lambda at, t=t: Answer(gradient(t, at) + noise[t]), theta, lambda _: 1 / regulariser, state)
+
+        def answer(at: Tensor, t: int = t) -> Answer:
+            return Answer(gradient(t, at) + noise[t])
+
+        rule.step(answer, theta, lambda _: 1 / regulariser, state)
     return visited, theta
 
 
@@ -122,7 +126,8 @@ def signed_directions(count: int, features: int, seed: int) -> np.ndarray:
     rows = generator.normal(size=(count, features))
     rows /= np.linalg.norm(rows, axis=1, keepdims=True)
     labels = np.sign(rows @ generator.normal(size=features)) * np.where(generator.random(count) < 0.1, -1, 1)
-    return rows * labels[:, None]
+    found: np.ndarray = rows * labels[:, None]
+    return found
 
 
 def logistic_loss(rows: Tensor, theta: Tensor) -> Tensor:

@@ -69,7 +69,8 @@ class Trimmed(nn.Module):
     def forward(self, x: Tensor, t: Tensor, n: Tensor) -> Tensor:
         longest = int(n.max())
         mask = (torch.arange(longest) < n[:, None])[..., None]
-        return (self.inner(x[:, :longest]) * t[:, :longest] * mask).flatten(1).sum(1)
+        output: Tensor = (self.inner(x[:, :longest]) * t[:, :longest] * mask).flatten(1).sum(1)
+        return output
 
 
 def test_the_length_of_a_row_does_not_move_those_whose_positions_cancel() -> None:
@@ -116,7 +117,7 @@ class RaisesOnTheWayBack(torch.autograd.Function):
         return x.clone()
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
         if not bool(ctx.saved_tensors[0].isfinite().all()):
             raise RuntimeError("not finite")
         return gradient
@@ -128,7 +129,9 @@ class Delicate(nn.Module):
         self.inner, self.dropout = nn.Linear(64, 64, bias=False), nn.Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.dropout(RaisesOnTheWayBack.apply(self.inner(x)))
+        inner = RaisesOnTheWayBack.apply(self.inner(x))  # type: ignore[no-untyped-call]
+        output: Tensor = self.dropout(inner)
+        return output
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
@@ -147,7 +150,8 @@ class WorksInPlace(nn.Module):
         self.inner = nn.Linear(6, 3)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.inner(x.sub_(0.13).div_(0.31))
+        output: Tensor = self.inner(x.sub_(0.13).div_(0.31))
+        return output
 
 
 def test_a_model_that_works_in_place_gets_the_rows_as_they_are_however_often() -> None:
@@ -174,7 +178,8 @@ class Sorts(nn.Module):
     def forward(self, tokens: Tensor, n: Tensor) -> Tensor:
         n, order = n.sort(descending=True, stable=True)
         packed = pack_padded_sequence(self.embedding(tokens[order]), n, batch_first=True)
-        return self.head(self.lstm(packed)[1][0][-1])[order.argsort()]
+        output: Tensor = self.head(self.lstm(packed)[1][0][-1])[order.argsort()]
+        return output
 
 
 def test_a_model_that_sorts_by_lengths_of_which_none_may_be_0_is_seen_to() -> None:
@@ -195,7 +200,8 @@ class MixesNowAndThen(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if self.training and float(torch.rand(())) < 0.3:
             x = 0.5 * x + 0.5 * x[torch.randperm(len(x))]
-        return self.inner(x)
+        output: Tensor = self.inner(x)
+        return output
 
 
 def test_a_model_that_mixes_rows_now_and_then_is_refused() -> None:

@@ -18,7 +18,7 @@ from sordino import training
 from sordino.federated import federate
 from sordino.gate import Door, Released
 from sordino.methods import adadp, dp_ftrl, dp_sgd
-from sordino.runs import RunDirectory
+from sordino.runs import Checkpoint, RunDirectory
 from sordino.runs.journal import ReleaseJournal
 from sordino.runs.writing import Lines
 from sordino.training import train
@@ -168,7 +168,7 @@ def test_every_release_is_on_the_disk_before_anything_is_shown(
     noting(Lines, "append", "recorded")
     noting(Lines, "sync", "synced")
     noting(RunDirectory, "append_history", "shown")
-    noting(training.Checkpoint, "save", "saved")
+    noting(Checkpoint, "save", "saved")
     noting(RunDirectory, "write_model", "shown")
     start(toy, tmp_path / "run")
     assert events.count("release") == events.count("recorded") == 30
@@ -225,10 +225,10 @@ def test_a_notice_once_given_is_not_lost_on_resume(
 
 
 def dropping(share: float) -> nn.Module:
-    model = nn.Sequential(nn.Dropout(share), nn.Linear(10, 3))
-    nn.init.zeros_(model[1].weight)
-    nn.init.zeros_(model[1].bias)
-    return model
+    linear = nn.Linear(10, 3)
+    nn.init.zeros_(linear.weight)
+    nn.init.zeros_(linear.bias)
+    return nn.Sequential(nn.Dropout(share), linear)
 
 
 @pytest.mark.parametrize(
@@ -259,6 +259,9 @@ def test_looking_at_how_a_model_behaves_leaves_it_as_it_was(toy: Toy) -> None:
     from sordino.vector import ParameterVector
 
     class Counting(nn.Module):
+        calls: Tensor
+        last: Tensor
+
         def __init__(self) -> None:
             super().__init__()
             self.linear = nn.Linear(10, 3)
@@ -271,7 +274,7 @@ def test_looking_at_how_a_model_behaves_leaves_it_as_it_was(toy: Toy) -> None:
             out: Tensor = self.linear(x)
             return out
 
-    model = nn.Sequential(nn.Dropout(0.5).eval(), Counting())
+    model: Any = nn.Sequential(nn.Dropout(0.5).eval(), Counting())
     theta, last = ParameterVector(model).theta, model[1].last
     before, drawn = theta.clone(), torch.get_rng_state()
     found = behaviour(model, theta, cross_entropy, as_examples(toy))

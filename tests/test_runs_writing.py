@@ -253,11 +253,12 @@ def test_handlers_are_set_by_commands_in_the_main_thread_only(toy: Toy, tmp_path
     thread.join()
     assert seen == [before]
     original = Door.__call__
+
+    def noted(*args: Any, **options: Any) -> Any:
+        seen.append(signal.getsignal(signal.SIGTERM))
+        return original(*args, **options)
+
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            Door,
-            "__call__",
-            lambda *a, **k: (seen.append(signal.getsignal(signal.SIGTERM)), original(*a, **k))[1],
-        )
+        patch.setattr(Door, "__call__", noted)
         start(toy, tmp_path / "run")  # the library leaves them alone
     assert set(seen) == {before}

@@ -24,6 +24,7 @@ from sordino.steps import (
     StepResult,
     StepRule,
 )
+from sordino.steps.rule import Gradient
 
 
 def answering(gradients: Iterable[Tensor], seen: list[Tensor] | None = None, noise_std: float = 0.0) -> Field:
@@ -93,7 +94,7 @@ def test_a_step_asks_the_rate_once_and_says_what_it_did(rule: StepRule) -> None:
     state = rule.start(theta, plan_of(steps=3, batches=rule.steps(3, 1.0)[1] * 2))
     field = answering(gradients, seen, noise_std=0.5)
 
-    def rate(first: Answer) -> float:
+    def rate(first: Gradient) -> float:
         asked.append(first.gradient)
         return 0.01 * float(first.gradient.norm())
 
@@ -178,13 +179,15 @@ def test_extrapolation_golden_value_a2(keep: str) -> None:
 
 def test_extrapolation_golden_value_a7() -> None:
     """ALGORITHMS.md A7: ten copies of theta make sqrt(10) times the error."""
-    errors = []
+    errors = list[float]()
     for copies in (1, 10):
         generator = torch.Generator().manual_seed(2)
         theta, *gradients = (
             torch.randn(7, generator=generator, dtype=torch.float64).repeat(copies) * 3 for _ in range(3)
         )
-        errors.append(extrapolate(Extrapolation(), answering(gradients), theta, 0.3).error)
+        result = extrapolate(Extrapolation(), answering(gradients), theta, 0.3)
+        assert result.error is not None
+        errors.append(result.error)
     assert errors[1] == pytest.approx(math.sqrt(10) * errors[0], rel=1e-12)
 
 

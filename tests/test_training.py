@@ -17,9 +17,11 @@ from torch import Tensor, nn
 import sordino.training as training
 from conftest import cross_entropy
 from sordino import Budget, Method, Run, adam_wosm, dp_adam, dp_sgd, sgd, train
+from sordino.gate import Gate
 from sordino.methods import adadp, auto, dp_dog, dp_ftrl, oso
 from sordino.noise import GaussianNoise, Streams
 from sordino.privacy import recompute
+from sordino.runs import Checkpoint
 
 
 def new_model() -> nn.Module:
@@ -79,18 +81,18 @@ def test_an_interrupted_run_goes_on_bit_for_bit(
     toy: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop_at: int, seed: int | None
 ) -> None:
     """Cut at any step; for an unseeded run, against a rerun of itself under the key in its checkpoint."""
-    original = training.Gate.__call__
+    original = Gate.__call__
 
     def crashing(gate: Any, *args: Any, **kwargs: Any) -> Any:
         if gate.step == stop_at:
             raise Crash
         return original(gate, *args, **kwargs)
 
-    monkeypatch.setattr(training.Gate, "__call__", crashing)
+    monkeypatch.setattr(Gate, "__call__", crashing)
     with pytest.raises(Crash):
         start(toy, out=tmp_path / "cut", seed=seed)
-    monkeypatch.setattr(training.Gate, "__call__", original)
-    key = training.Checkpoint.load(tmp_path / "cut/checkpoint")
+    monkeypatch.setattr(Gate, "__call__", original)
+    key = Checkpoint.load(tmp_path / "cut/checkpoint")
     assert key is not None
     monkeypatch.setattr(
         training,
@@ -136,7 +138,7 @@ def test_methods_that_adapt_go_on_bit_for_bit(
     with pytest.raises(Crash):
         start(toy, out=tmp_path / "cut", **options)
     monkeypatch.undo()
-    found = training.Checkpoint.load(tmp_path / "cut/checkpoint")
+    found = Checkpoint.load(tmp_path / "cut/checkpoint")
     assert found is not None
     assert 0 < found.state["gate_step"] < stop_at
     monkeypatch.setattr(training, "_CHECKPOINTS", 4)
@@ -159,9 +161,9 @@ def test_methods_that_adapt_may_diverge_and_still_end(toy: Any, method: Method) 
 
 
 def test_resuming_another_plan_is_refused(toy: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    original = training.Gate.__call__
+    original = Gate.__call__
     monkeypatch.setattr(
-        training.Gate, "__call__", lambda gate, *a, **k: original(gate, *a, **k) if gate.step < 9 else 1 / 0
+        Gate, "__call__", lambda gate, *a, **k: original(gate, *a, **k) if gate.step < 9 else 1 / 0
     )
     with pytest.raises(ZeroDivisionError):
         start(toy, out=tmp_path / "cut")
@@ -209,14 +211,14 @@ def test_a_complete_run_with_its_checkpoint_is_not_trained_again(toy: Any, tmp_p
 
 
 def interrupt(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
-    original = training.Gate.__call__
+    original = Gate.__call__
 
     def crashing(gate: Any, *args: Any, **kwargs: Any) -> Any:
         if gate.step == step:
             raise Crash
         return original(gate, *args, **kwargs)
 
-    monkeypatch.setattr(training.Gate, "__call__", crashing)
+    monkeypatch.setattr(Gate, "__call__", crashing)
 
 
 def test_other_rows_are_not_the_same_run(toy: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -241,7 +243,7 @@ def test_frozen_parts_come_back_on_resume(toy: Any, tmp_path: Path, monkeypatch:
         "method": dp_sgd(), "epochs": 5, "batch_size": 12, "noise_multiplier": 1.0, "delta": 1e-3, "seed": 1,
         "accountant": "rdp",
     }  # fmt: skip
-    first = fresh()
+    first: Any = fresh()
     constant = first[0].weight.clone()
     interrupt(monkeypatch, 12)
     with pytest.raises(Crash):

@@ -3,6 +3,7 @@ from __future__ import annotations
 import copy
 import io
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ def _seed() -> None:
     torch.manual_seed(0)
 
 
-def two_layers() -> nn.Sequential:
+def two_layers() -> Any:  # torch does not know of a layer what it holds
     return nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
 
 
@@ -66,7 +67,7 @@ def test_frozen_parameters_stay_out() -> None:
 
 
 def test_tied_parameters_count_once() -> None:
-    model = nn.Sequential(nn.Embedding(5, 3), nn.Linear(3, 5, bias=False))
+    model: Any = nn.Sequential(nn.Embedding(5, 3), nn.Linear(3, 5, bias=False))
     model[1].weight = model[0].weight
     vector = ParameterVector(model)
     assert len(vector) == 15
@@ -189,43 +190,43 @@ def test_wrapping_again_after_freezing() -> None:
 # What is an error at the next check ------------------------------------------------------------------------
 
 
-def replace_layer(model: nn.Module) -> None:
+def replace_layer(model: Any) -> None:
     model[2] = nn.Linear(4, 2)
 
 
-def replace_parameter(model: nn.Module) -> None:
+def replace_parameter(model: Any) -> None:
     model[2].weight = nn.Parameter(torch.randn(2, 4))
 
 
-def remove_layer(model: nn.Module) -> None:
+def remove_layer(model: Any) -> None:
     del model[2]
 
 
-def add_layer(model: nn.Module) -> None:
+def add_layer(model: Any) -> None:
     model.append(nn.Linear(2, 2))
 
 
-def add_parameter(model: nn.Module) -> None:
+def add_parameter(model: Any) -> None:
     model.extra = nn.Parameter(torch.zeros(1))
 
 
-def add_parameter_to_a_layer_without(model: nn.Module) -> None:
+def add_parameter_to_a_layer_without(model: Any) -> None:
     model[1].slope = nn.Parameter(torch.zeros(1))
 
 
-def add_layer_to_a_leaf(model: nn.Module) -> None:
+def add_layer_to_a_leaf(model: Any) -> None:
     model[0].adapter = nn.Linear(3, 4)
 
 
-def parametrise(model: nn.Module) -> None:
+def parametrise(model: Any) -> None:
     nn.utils.parametrizations.weight_norm(model[0])
 
 
-def reassign_data(model: nn.Module) -> None:
+def reassign_data(model: Any) -> None:
     model[0].bias.data = torch.zeros(4)
 
 
-MOVES: dict[str, Callable[[nn.Module], object]] = {
+MOVES: dict[str, Callable[[Any], object]] = {
     "to float64": lambda m: m.to(torch.float64),
     "half": lambda m: m.half(),
     "there and back": lambda m: m.double().float(),
@@ -318,7 +319,7 @@ def test_several_devices() -> None:
 
 def test_the_size_of_parameters_follows_from_their_shapes() -> None:
     """The root mean square of 1/sqrt(fan-in): (4 * 3 / 3 + 2 * 4 / 4) / (12 + 8) here. Values do not matter."""
-    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+    model: Any = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
     size = ParameterVector(model).size
     assert size == pytest.approx((6 / 20) ** 0.5)
     with torch.no_grad():

@@ -50,7 +50,8 @@ class TimedFedAvg(FedAvg):
             raise RuntimeError(f"{len(replies)} replies, {len(failed)} of them errors: {failed[:1]}")
         result = super().aggregate_train(server_round, replies)
         self.stopwatch()
-        return result
+        found: tuple[ArrayRecord, MetricRecord] = result
+        return found
 
 
 def client_app(case: str, folder: str, epochs: int, threads: int) -> ClientApp:

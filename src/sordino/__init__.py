@@ -66,11 +66,19 @@ if TYPE_CHECKING:
     from sordino.rates import Tolerance as Tolerance
     from sordino.rates import Travel as Travel
     from sordino.runs import Run as Run
+    from sordino.runs import Seen as Seen
     from sordino.steps import Adam as Adam
     from sordino.steps import AdamWithoutSecondMoments as AdamWithoutSecondMoments
     from sordino.steps import Extrapolation as Extrapolation
     from sordino.steps import Ftrl as Ftrl
     from sordino.steps import Sgd as Sgd
+    from sordino.tasks import Metric as Metric
+    from sordino.tasks import Task as Task
+    from sordino.tasks import classification as classification
+    from sordino.tasks import evaluate as evaluate
+    from sordino.tasks import next_words as next_words
+    from sordino.tasks import reconstruction as reconstruction
+    from sordino.tasks import regression as regression
     from sordino.training import train as train
     from sordino.vector import ParameterVector as ParameterVector
 
@@ -103,6 +111,7 @@ _HOMES = {
     "LocalExtrapolation": "sordino.federated",
     "LocalSgd": "sordino.federated",
     "Method": "sordino.methods",
+    "Metric": "sordino.tasks",
     "Natural": "sordino.data.partitions",
     "Normalised": "sordino.clipping",
     "Online": "sordino.clipping",
@@ -119,10 +128,12 @@ _HOMES = {
     "Scaffold": "sordino.federated",
     "ScaffoldM": "sordino.federated",
     "Scheduled": "sordino.rates",
+    "Seen": "sordino.runs",
     "Separated": "sordino.data",
     "Sgd": "sordino.steps",
     "Shuffled": "sordino.data",
     "SlowGradients": "sordino.gradients",
+    "Task": "sordino.tasks",
     "Tolerance": "sordino.rates",
     "Travel": "sordino.rates",
     "Tree": "sordino.noise",
@@ -132,13 +143,18 @@ _HOMES = {
     "adam": "sordino.methods",
     "adam_wosm": "sordino.methods",
     "auto": "sordino.methods",
+    "classification": "sordino.tasks",
     "dp_adam": "sordino.methods",
     "dp_dog": "sordino.methods",
     "dp_ftrl": "sordino.methods",
     "dp_sgd": "sordino.methods",
+    "evaluate": "sordino.tasks",
     "federate": "sordino.federated",
     "method": "sordino.methods",
+    "next_words": "sordino.tasks",
     "oso": "sordino.methods",
+    "reconstruction": "sordino.tasks",
+    "regression": "sordino.tasks",
     "replace_batchnorm": "sordino.gradients",
     "sgd": "sordino.methods",
     "train": "sordino.training",

@@ -23,17 +23,17 @@ from dp_accounting import DpEvent
 from torch import Tensor, nn
 
 from sordino.clipping import ClippingPolicy, Probe
-from sordino.data import Poisson, Sampling
+from sordino.data import Poisson, Sampling, as_examples
 from sordino.data.sampling import sampling_named
 from sordino.federated.engines.gradients import threads
-from sordino.federated.rounds import Finished
+from sordino.federated.rounds import Broadcast, Finished
 from sordino.federated.user_level import UserGate
-from sordino.gate import Door, Gate, Released
+from sordino.gate import Door, ExampleGate, Members, Released
 from sordino.gradients import Engine
 from sordino.methods import Method, method_named
 from sordino.named import SAMPLINGS
 from sordino.noise import GaussianNoise, Streams
-from sordino.privacy import Budget, Ledger, price
+from sordino.privacy import Budget, price
 from sordino.privacy.audit import (
     CONFIDENCES,
     LEAST_RUNS,
@@ -48,8 +48,8 @@ from sordino.privacy.audit import (
     whitened_ratio,
 )
 from sordino.runs.progress import TrainingBar
-from sordino.runs.spending import planned_noise
 from sordino.steps import Plan
+from sordino.terms import Terms
 
 UNITS = 16
 CANARY = 0  # with batches in order it is in the first of every epoch, below as many nodes of a tree as a unit can be
@@ -154,16 +154,27 @@ class _Setting:
 
     method: Method
     steps: int
-    calls: int
-    sampling: Sampling
-    noise_multiplier: float
+    terms: Terms
     delta: float
     unit: str
     federated: bool
 
-    @cached_property
+    @property
+    def calls(self) -> int:
+        assert self.terms.steps is not None
+        return self.terms.steps
+
+    @property
+    def sampling(self) -> Sampling:
+        return self.terms.sampling
+
+    @property
+    def noise_multiplier(self) -> float:
+        return self.terms.multiplier
+
+    @property
     def clip(self) -> ClippingPolicy:
-        return self.method.clip
+        return self.terms.clip
 
     @cached_property
     def scale(self) -> float:
@@ -183,8 +194,7 @@ class _Setting:
         """Learnt once: a gate for each run would otherwise look at the model each time."""
         with torch.random.fork_rng(devices=[]):
             model = nn.Linear(_PARAMETERS, 1, bias=False)
-        options = self._gate_options(self.sampling, Streams.from_entropy())
-        return Gate(model, _its_output, self.rows, **options).engine
+        return self._gate(Engine(model, _its_output), self.sampling, Streams.from_entropy()).engine
 
     @cached_property
     def groups(self) -> Tensor | None:
@@ -207,29 +217,14 @@ class _Setting:
     def door(self, streams: Streams, present: bool) -> Door:
         sampling = self.sampling if present else zeroed_out(self.sampling, CANARY)
         if self.federated:
-            return UserGate(
-                partial(_updates, self.rows[0]),
-                ("update",),
-                _PARAMETERS,
-                UNITS,
-                ledger=Ledger(),
-                secure=False,
-                **self._door_options(sampling, streams),
-            )
-        return _GateOfRun(self.engine, self.rows, **self._gate_options(sampling, streams))
+            terms = replace(self.terms, sampling=sampling)
+            return UserGate(partial(_updates, self.rows[0]), ("update",), _PARAMETERS, terms, streams)
+        return self._gate(self.engine, sampling, streams)
 
-    def _gate_options(self, sampling: Sampling, streams: Streams) -> dict[str, Any]:
-        return {**self._door_options(sampling, streams), "groups": self.groups}
-
-    def _door_options(self, sampling: Sampling, streams: Streams) -> dict[str, Any]:
-        return {
-            "clip": self.clip,
-            "noise_multiplier": self.noise_multiplier,
-            "sampling": sampling,
-            "noise": self.method.noise,
-            "steps": self.calls,
-            "streams": streams,
-        }
+    def _gate(self, engine: Engine, sampling: Sampling, streams: Streams) -> ExampleGate:
+        members = Members(len(self.rows[0]), self.groups)
+        terms = replace(self.terms, sampling=sampling)
+        return ExampleGate(engine, as_examples(self.rows), members, terms, streams)
 
 
 def _setting(
@@ -254,24 +249,14 @@ def _setting(
     steps, calls = (releases, releases) if federated else method.step.steps(releases, per_epoch)
     noise = method.noise.planned(calls, per_epoch)
     how = noise.dealt(how, UNITS)
-    multiplier, delta = planned_noise(
-        noise.over(how, UNITS, calls),
-        method.clip,
-        how.expected_batch(UNITS),
-        calls,
-        budget,
-        noise_multiplier,
-        delta,
-        "auto",
-    )
-    if not multiplier or delta is None:
+    terms = Terms(method.clip, noise, how, UNITS, calls)
+    terms, delta = terms.within(budget, noise_multiplier, delta, "auto")
+    if not terms.multiplier or delta is None:
         raise ValueError("without noise nothing is claimed: give a noise multiplier above 0 and a delta")
     return _Setting(
         replace(method, noise=noise),
         steps,
-        calls,
-        how,
-        multiplier,
+        terms,
         delta,
         "user" if federated else unit,
         federated,
@@ -347,7 +332,7 @@ def _observe(setting: _Setting, seed: int | None, present: bool, seen: _Seen) ->
         for _ in range(setting.calls):
             note(door())
     else:
-        assert isinstance(door, Gate)
+        assert isinstance(door, ExampleGate)
         _follow(setting, door, note)
     seen.canary.append(canary)
     seen.others.append(others)
@@ -360,7 +345,7 @@ def _observe(setting: _Setting, seed: int | None, present: bool, seen: _Seen) ->
     _check_paid(door, setting.calls, seen)
 
 
-def _follow(setting: _Setting, gate: Gate, note: Any) -> None:
+def _follow(setting: _Setting, gate: ExampleGate, note: Any) -> None:
     """The steps of the method, as in training: how often it asks, and when the threshold moves, is its own matter."""
     method, theta = setting.method, gate.theta.zero_()
     per_epoch = setting.sampling.steps_per_epoch(UNITS)
@@ -393,22 +378,11 @@ def _check_paid(door: Door, calls: int, seen: _Seen) -> None:
         )
 
 
-class _GateOfRun(Gate):
-    """A gate that takes over an engine that knows the model already: runs are many and short."""
-
-    def __init__(self, engine: Engine, data: Any, **options: Any) -> None:
-        self._known = engine
-        super().__init__(engine.model, engine.loss, data, **options)
-
-    def _prepare(self, template: tuple[Any, Any] | None) -> None:
-        self.engine = self._known
-
-
 def _its_output(output: Tensor, _: Tensor) -> Tensor:
     return output.squeeze(1)  # linear in the parameters, so that a row is its own gradient, wherever theta is
 
 
-def _updates(rows: Tensor, clients: npt.NDArray[np.int64]) -> Iterator[Finished]:
+def _updates(rows: Tensor, clients: npt.NDArray[np.int64], _: Broadcast) -> Iterator[Finished]:
     nothing = torch.zeros(len(clients), 1)
     sent = rows[torch.from_numpy(clients)]
     yield Finished(tuple(clients.tolist()), {"update": sent}, {}, nothing, nothing)

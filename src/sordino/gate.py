@@ -10,7 +10,6 @@ what is summed, ``noise/`` for what is added, and ``data/sampling.py`` for who t
 
 from __future__ import annotations
 
-import math
 import os
 import secrets
 import threading
@@ -19,23 +18,25 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from functools import cached_property
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
-from dp_accounting import DpEvent
 from torch import Tensor, nn
 
-from sordino.clipping.policy import Answer, ClippingPolicy
-from sordino.data import Sampling, as_examples, tree_map, units_of
+from sordino.clipping.policy import Answer, ClippingPolicy, Probe
+from sordino.data import Examples, Sampling, as_examples, tree_map, units_of
 from sordino.data.chance import seeded
 from sordino.gradients import MOST_UNITS, Engine, Loss, Norms, Unsuitable, rounding_of_sums
 from sordino.noise import Gaussian, GaussianNoise, Mechanism, Streams
 from sordino.noise.grid import ROUNDING, grid_for
 from sordino.privacy import Ledger
+from sordino.terms import Terms
 from sordino.vector import holding
+
+if TYPE_CHECKING:
+    from dp_accounting import DpEvent
 
 _ROOM = rounding_of_sums(MOST_UNITS) + ROUNDING + 2e-5  # of sums, to the grid, and of norms: 0.4 %
 
@@ -52,6 +53,12 @@ class Released:
     unprotected_loss: float | None = None  # only on request, and not covered by any guarantee
 
 
+class Journal(Protocol):
+    """Keeps what tells one release from another, or raises ValueError if a repeated one is another."""
+
+    def record(self, released: Released) -> None: ...
+
+
 class Door(ABC):
     """Charges, noise and division: what every release of clipped sums over sampled units goes through.
 
@@ -64,46 +71,26 @@ class Door(ABC):
     unit: str  # of privacy: example or user
 
     def __init__(
-        self,
-        names: Sequence[str],
-        units: int,
-        *,
-        clip: ClippingPolicy,
-        noise_multiplier: float,
-        sampling: Sampling,
-        noise: Mechanism | None,
-        steps: int | None,
-        ledger: Ledger | None,
-        secure: bool,
-        streams: Streams,
+        self, names: Sequence[str], terms: Terms, streams: Streams, ledger: Ledger | None = None
     ) -> None:
-        if not (noise_multiplier >= 0 and math.isfinite(noise_multiplier)):
-            raise ValueError(f"noise_multiplier must be 0 or positive, not {noise_multiplier:g}")
-        if secure and streams.seeded:
+        if terms.secure and streams.seeded:
             raise ValueError("secure=True takes its randomness from the operating system: leave out the seed")
-        self.units = units  # n: public under the zero-out relation
-        self.clip = clip
-        self.noise_multiplier = float(noise_multiplier)
-        self.sampling = sampling
+        terms.check_sensitivity(names)
+        terms.own_multiplier  # noqa: B018  # or refuse
+        self.terms = terms
         self.ledger = ledger if ledger is not None else Ledger()
         self.streams = streams
         self.streams.take()
-        self.secure = secure
         self.step = 0
-        self._process, self._one_at_a_time = os.getpid(), threading.Lock()
-        self.clip_state = clip.start(names)
-        if noise_multiplier > 0 and not math.isfinite(clip.sensitivity(self.clip_state)):
-            raise ValueError("noise without clipping gives no guarantee: choose a clipping policy")
+        self.clip_state = terms.clip.start(names)
+        self.noise_state = terms.releases.start()
+        # Where releases are written down as digests, before anything is made of them (``runs/journal.py``).
+        self.journal: Journal | None = None
         # Two gates never share a charge, not even with one seed on one ledger. A resumed run puts back the name under
         # which it charged before, so that a replay is not charged twice.
         self.charged_as = f"{self.streams.identity}-{secrets.token_hex(8)}"
-        sampling.check(units)
-        if noise is not None and not isinstance(noise, Mechanism):
-            raise ValueError(f"noise must be a mechanism such as Tree(restart_every=1), not {noise!r}")
-        self._releases = (noise or Gaussian()).over(sampling, units, steps)
-        self.noise_state = self._releases.start()
         self._draw = GaussianNoise(self.streams)
-        self._releases.split(self.noise_multiplier, self._probe_multipliers)  # or refuse
+        self._process, self._one_at_a_time = os.getpid(), threading.Lock()
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise TypeError(
@@ -113,8 +100,24 @@ class Door(ABC):
     # What is public -------------------------------------------------------------------------------------
 
     @property
+    def clip(self) -> ClippingPolicy:
+        return self.terms.clip
+
+    @property
+    def noise_multiplier(self) -> float:
+        return self.terms.multiplier
+
+    @property
+    def sampling(self) -> Sampling:
+        return self.terms.sampling
+
+    @property
+    def units(self) -> int:
+        return self.terms.units
+
+    @property
     def expected_batch(self) -> float:
-        return self.sampling.expected_batch(self.units)
+        return self.terms.expected_batch
 
     @property
     def threshold(self) -> float:
@@ -124,53 +127,76 @@ class Door(ABC):
     @property
     def charge_event(self) -> DpEvent:
         """What the first charge costs, as an event for accountants."""
-        return self._releases.charge(0, self.noise_multiplier, self._probe_multipliers)[1]
+        return self.terms.charge(0)[1]
 
     def plan(self, steps: int) -> DpEvent:
         """What ``steps`` calls will cost."""
-        return self._releases.cost(steps, self.noise_multiplier, self._probe_multipliers)
+        return self.terms.cost(steps)
 
-    @property
-    def explanation(self) -> str | None:
-        """Where the events come from, if they do not speak for themselves: a line for the certificate."""
-        if not self.noise_multiplier:
-            return None
-        return self._releases.explanation(self.noise_multiplier, self._probe_multipliers)
+    # What a checkpoint holds ----------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        """Where the releases stand, and what was paid for them."""
+        return {
+            "step": self.step,
+            "clip": self.clip_state,
+            "noise": self.noise_state,
+            "ledger": self.ledger.to_state(),
+            "charged_as": self.charged_as,
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.step, self.clip_state, self.noise_state = state["step"], state["clip"], state["noise"]
+        self.ledger, self.charged_as = Ledger.from_state(state["ledger"]), state["charged_as"]
 
     # The call -------------------------------------------------------------------------------------------
 
-    def __call__(self, theta: Tensor | None = None, *, adapt: bool = True) -> Released:
-        """One release at ``theta``. With ``adapt=False`` the threshold stays until ``adapt`` is called."""
+    def __call__(self, at: Any = None, *, adapt: bool = True) -> Released:
+        """One release at a point. With ``adapt=False`` the threshold stays until ``adapt`` is called."""
         if os.getpid() != self._process:
             raise RuntimeError(
                 "a gate belongs to the process that made it: in another it would make the same noise once more, and "
                 "its charges would be lost"
             )
         with self._one_at_a_time:
-            return self._release(theta, adapt)
+            released = self._release(at)
+            if self.journal is not None:
+                self.journal.record(released)
+            if adapt:
+                self.adapt(released)
+            return released
 
-    def _release(self, theta: Tensor | None, adapt: bool) -> Released:
-        step, state, batch = self.step, self.clip_state, self.expected_batch
+    def _release(self, at: Any) -> Released:
+        step = self.step
         if self.noise_multiplier:
-            self._releases.check(step, self.noise_state)
-        key, event = self._releases.charge(step, self.noise_multiplier, self._probe_multipliers)
+            self.terms.releases.check(step, self.noise_state)
+        key, event = self.terms.charge(step)
         self.ledger.charge(f"{self.charged_as}/{key}", event)  # first, whatever happens
         self.step += 1
-        probes = self.clip.probes(self.noise_multiplier, batch)
+        probes = self.clip.probes(self.noise_multiplier, self.expected_batch)
         vectors = 1 + sum(p.vector for p in probes)
-        sums, numbers = self._sums_at(theta, vectors, len(probes) + 1 - vectors, step)
+        sums, numbers = self._sums_at(at, vectors, len(probes) + 1 - vectors, step)
+        threshold = self.threshold
+        gradient, noise_std = self._noised_gradient(sums[0], threshold, step)
+        answers = self._noised_answers(probes, sums[1:], numbers, step)
+        return Released(step, gradient, noise_std, threshold, answers, self._unprotected_loss())
 
-        threshold = self.clip.sensitivity(state)
-        gradient, noise_std = sums[0], 0.0  # the sum may be one of doubles, what is released never is
+    def _noised_gradient(self, total: Tensor, threshold: float, step: int) -> tuple[Tensor, float]:
+        """The sum with its noise, divided by the expected batch size; and the noise's standard deviation."""
+        noise_std = 0.0
         if self.noise_multiplier:
-            multiplier = self._releases.split(self.noise_multiplier, self._probe_multipliers)
-            noise_std = self._releases.add_(
-                gradient, self._draw, multiplier, threshold, step, self.noise_state
+            multiplier = self.terms.own_multiplier
+            noise_std = self.terms.releases.add_(
+                total, self._draw, multiplier, threshold, step, self.noise_state
             )
         # Singles first: whether the sum was one of doubles, which large batches have, must not show in its last digit.
-        gradient = gradient.to(torch.float32).div_(batch)
+        return total.to(torch.float32).div_(self.expected_batch), noise_std / self.expected_batch
+
+    def _noised_answers(
+        self, probes: Sequence[Probe], sums: Tensor, numbers: Tensor, step: int
+    ) -> Mapping[str, Any]:
         answers: dict[str, Any] = {}
-        further, scalars = iter(sums[1:]), iter(numbers)
+        further, scalars, batch = iter(sums), iter(numbers), self.expected_batch
         for probe in probes:
             answer = next(further) if probe.vector else next(scalars).reshape(1)
             std = probe.sensitivity * probe.multiplier if self.noise_multiplier else 0.0
@@ -179,18 +205,14 @@ class Door(ABC):
             answers[probe.name] = (
                 answer.to(torch.float32).div_(batch) if probe.vector else float(answer.div_(batch))
             )
-        loss = self._unprotected_loss()
-        released = Released(step, gradient, noise_std / batch, threshold, MappingProxyType(answers), loss)
-        if adapt:
-            self.adapt(released)
-        return released
+        return MappingProxyType(answers)
 
     def adapt(self, *released: Answer) -> None:
         """Let the clipping policy move its threshold once, by one or more releases that were made at it."""
         self.clip_state = self.clip.update(self.clip_state, released)
 
     @abstractmethod
-    def _sums_at(self, theta: Tensor | None, vectors: int, numbers: int, step: int) -> tuple[Tensor, Tensor]:
+    def _sums_at(self, at: Any, vectors: int, numbers: int, step: int) -> tuple[Tensor, Tensor]:
         """Exact sums over the units of a step: clipped vectors and those of vector probes [vectors, d], and scalar
         probes [numbers]. One unit moves them by no more than the clipping policy says."""
 
@@ -202,13 +224,102 @@ class Door(ABC):
         others beside it, and to the grid of the noise. Without noise nothing is promised, and nothing taken."""
         return norms.raised(_ROOM) if self.noise_multiplier else norms
 
-    @cached_property
-    def _probe_multipliers(self) -> tuple[float, ...]:
-        probes = self.clip.probes(self.noise_multiplier, self.expected_batch)
-        return tuple(probe.multiplier for probe in probes)
+
+class ExampleGate(Door):
+    """The door with rows for units, or with all the rows of a person: clipped sums of gradients.
+
+    ``engine`` computes them, ``members`` says which rows are whose. A model is tried on made-up rows, or on
+    ``template``, before a private row is seen, unless its engine is ready.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        examples: Examples,
+        members: Members,
+        terms: Terms,
+        streams: Streams,
+        ledger: Ledger | None = None,
+        template: tuple[Any, Any] | None = None,
+    ) -> None:
+        self.engine, self._data, self._members = engine, examples, members
+        super().__init__([slot.name for slot in engine.vector.slots], terms, streams, ledger)
+        self.unit = members.unit
+        if not engine.ready:
+            self._prepare(template)
+
+    @property
+    def theta(self) -> Tensor:
+        """The live parameter vector of the model."""
+        return self.engine.vector.theta
+
+    def _sums_at(self, at: Tensor | None, vectors: int, numbers: int, step: int) -> tuple[Tensor, Tensor]:
+        totals = torch.zeros(numbers, dtype=torch.float64, device=self.theta.device)
+        state = self.clip_state
+
+        def weigh(norms: Norms) -> Tensor:
+            norms = self._with_room(norms)
+            if numbers:
+                totals.add_(self.clip.numbers(norms, state).sum(1))
+            return self.clip.weights(norms, state)
+
+        rows, ids = self._members.rows(self.sampling.units(step, self.units, self.streams))
+        with holding(self.theta, at), self._randomness_of(step), warnings.catch_warnings():
+            if not self.engine.debug:
+                warnings.simplefilter("ignore")  # what a model warns of may be a private row
+            inputs, targets, there = self._readable(rows)
+            sums, _ = self.engine.sums(inputs, targets, weigh, count=vectors, groups=ids, there=there)
+        return sums, totals
+
+    def _readable(self, rows: Tensor) -> tuple[Any, Any, Tensor | None]:
+        """Inputs and targets, made-up rows in the place of those that cannot be read; and which can, if not all."""
+        kept, inputs, targets = self._data.take_readable(rows)
+        if len(kept) == len(rows):
+            return *self._on_device((inputs, targets)), None
+
+        def filled(some: Tensor, made_up: Tensor) -> Tensor:
+            return made_up.repeat(len(rows), *[1] * (some.dim() - 1)).index_copy_(
+                0, kept.to(some.device), some
+            )
+
+        whole = tree_map(filled, (inputs, targets), self._data.template(1))
+        there = torch.zeros(len(rows), dtype=torch.bool).index_fill_(0, kept, True)
+        return *self._on_device(whole), there.to(self.theta.device)
+
+    def _unprotected_loss(self) -> float | None:
+        return self.engine.last_loss / self.expected_batch if self.engine.keep_loss else None
+
+    def _randomness_of(self, step: int) -> AbstractContextManager[None]:
+        """Dropout, and augmentation by a data set, drawn from the run's own stream: a replay is the same."""
+        if not (self.engine.draws_randomness or self._data.may_draw_randomness):
+            return nullcontext()
+        return seeded(self.streams.seed_for("model", step))
+
+    def _on_device(self, batch: Any) -> Any:
+        device = self.theta.device
+        return batch if device.type == "cpu" else tree_map(lambda x: x.to(device, non_blocking=True), batch)
+
+    def _prepare(self, template: tuple[Any, Any] | None) -> None:
+        """Check the model on made-up rows, so that an unsuitable one is refused before a private row is seen.
+
+        No private row is looked at for that, since whether a model runs on it, and how, would be visible.
+        """
+        rows = [self._data.template(5), self._data.template(5, ones=True)] if template is None else [template]
+        problems = []
+        for inputs, targets in rows:
+            try:
+                return self.engine.prepare(*self._on_device((inputs, targets)))
+            except (Unsuitable, Warning):
+                raise
+            except Exception as problem:
+                problems.append(problem)
+        raise Unsuitable(
+            f"the model fails on made-up rows ({type(problems[0]).__name__}: {problems[0]}): mend it, or if it cannot "
+            "run on made-up values give five rows that are public, as template=(inputs, targets)"
+        ) from problems[0]
 
 
-class Gate(Door):
+class Gate(ExampleGate):
     """Clipped, noised, accounted gradients of ``loss(model(inputs), targets)`` over private ``data``.
 
     ``gate(theta)`` samples a batch, evaluates it at ``theta`` and returns a ``Released``; the model is left as
@@ -249,112 +360,33 @@ class Gate(Door):
     ) -> None:
         if secure and seed is not None:
             raise ValueError("secure=True takes its randomness from the operating system: leave out the seed")
-        self.engine = Engine(model, loss, microbatch=microbatch)
-        self.show_unprotected = self.engine.keep_loss = show_unprotected
-        self._data = as_examples(data)
-        self._members = _Units(len(self._data), groups)
-        super().__init__(
-            [slot.name for slot in self.engine.vector.slots],
-            self._members.count,
-            clip=clip,
-            noise_multiplier=noise_multiplier,
-            sampling=sampling,
-            noise=noise,
-            steps=steps,
-            ledger=ledger,
-            secure=secure,
-            streams=streams or (Streams.from_entropy() if seed is None else Streams.from_seed(seed)),
-        )
-        self.unit = "user" if self._members.grouped else "example"
-        self._prepare(template)
-
-    @property
-    def theta(self) -> Tensor:
-        """The live parameter vector of the model."""
-        return self.engine.vector.theta
-
-    def _sums_at(self, theta: Tensor | None, vectors: int, numbers: int, step: int) -> tuple[Tensor, Tensor]:
-        totals = torch.zeros(numbers, dtype=torch.float64, device=self.theta.device)
-        state = self.clip_state
-
-        def weigh(norms: Norms) -> Tensor:
-            norms = self._with_room(norms)
-            if numbers:
-                totals.add_(self.clip.numbers(norms, state).sum(1))
-            return self.clip.weights(norms, state)
-
-        rows, ids = self._members.rows(self.sampling.units(step, self.units, self.streams))
-        with holding(self.theta, theta), self._randomness_of(step), warnings.catch_warnings():
-            if not self.engine.debug:
-                warnings.simplefilter("ignore")  # what a model warns of may be a private row
-            inputs, targets, there = self._readable(rows)
-            sums, _ = self.engine.sums(inputs, targets, weigh, count=vectors, groups=ids, there=there)
-        return sums, totals
-
-    def _readable(self, rows: Tensor) -> tuple[Any, Any, Tensor | None]:
-        """Inputs and targets, made-up rows in the place of those that cannot be read; and which can, if not all."""
-        kept, inputs, targets = self._data.take_readable(rows)
-        if len(kept) == len(rows):
-            return *self._on_device((inputs, targets)), None
-
-        def filled(some: Tensor, made_up: Tensor) -> Tensor:
-            return made_up.repeat(len(rows), *[1] * (some.dim() - 1)).index_copy_(
-                0, kept.to(some.device), some
-            )
-
-        whole = tree_map(filled, (inputs, targets), self._data.template(1))
-        there = torch.zeros(len(rows), dtype=torch.bool).index_fill_(0, kept, True)
-        return *self._on_device(whole), there.to(self.theta.device)
-
-    def _unprotected_loss(self) -> float | None:
-        return self.engine.last_loss / self.expected_batch if self.show_unprotected else None
-
-    def _randomness_of(self, step: int) -> AbstractContextManager[None]:
-        """Dropout, and augmentation by a data set, drawn from the run's own stream: a replay is the same."""
-        if not (self.engine.draws_randomness or self._data.may_draw_randomness):
-            return nullcontext()
-        return seeded(self.streams.seed_for("model", step))
-
-    def _on_device(self, batch: Any) -> Any:
-        device = self.theta.device
-        return batch if device.type == "cpu" else tree_map(lambda x: x.to(device, non_blocking=True), batch)
-
-    def _prepare(self, template: tuple[Any, Any] | None) -> None:
-        """Check the model on made-up rows, so that an unsuitable one is refused before a private row is seen.
-
-        No private row is looked at for that, since whether a model runs on it, and how, would be visible.
-        """
-        rows = [self._data.template(5), self._data.template(5, ones=True)] if template is None else [template]
-        problems = []
-        for inputs, targets in rows:
-            try:
-                return self.engine.prepare(*self._on_device((inputs, targets)))
-            except (Unsuitable, Warning):
-                raise
-            except Exception as problem:
-                problems.append(problem)
-        raise Unsuitable(
-            f"the model fails on made-up rows ({type(problems[0]).__name__}: {problems[0]}): mend it, or if it cannot "
-            "run on made-up values give five rows that are public, as template=(inputs, targets)"
-        ) from problems[0]
+        engine = Engine(model, loss, microbatch=microbatch, keep_loss=show_unprotected)
+        examples = as_examples(data)
+        members = Members(len(examples), groups)
+        terms = Terms(clip, noise or Gaussian(), sampling, members.count, steps, noise_multiplier, secure)
+        streams = streams or (Streams.from_entropy() if seed is None else Streams.from_seed(seed))
+        super().__init__(engine, examples, members, terms, streams, ledger, template)
 
 
-class _Units:
+class Members:
     """Rows of each unit: one row each, or all the rows of a group (``data/groups.py`` says what may be an id)."""
 
-    def __init__(self, rows: int, groups: Tensor | None) -> None:
-        self.grouped = groups is not None
+    def __init__(self, rows: int, groups: Any = None) -> None:
         self.count = rows
-        if groups is not None:
-            index = units_of(groups, rows)
-            order = torch.argsort(index, stable=True).numpy()
-            sizes = torch.bincount(index).numpy()
+        self.groups = None if groups is None else units_of(groups, rows)  # the unit of each row
+        if self.groups is not None:
+            order = torch.argsort(self.groups, stable=True).numpy()
+            sizes = torch.bincount(self.groups).numpy()
             self.count = len(sizes)
             self._members = np.split(order, np.cumsum(sizes)[:-1])
 
+    @property
+    def unit(self) -> str:
+        return "example" if self.groups is None else "user"
+
     def rows(self, units: np.ndarray[Any, Any]) -> tuple[Tensor, Tensor | None]:
         """Row indices of these units, and for groups which unit each row belongs to."""
-        if not self.grouped:
+        if self.groups is None:
             return torch.from_numpy(units), None
         members = [self._members[u] for u in units]
         rows = np.concatenate(members) if members else np.zeros(0, dtype=np.int64)

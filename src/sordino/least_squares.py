@@ -51,24 +51,36 @@ _BLOCK = 1 << 16  # rows
 class LeastSquares(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     """Private ridge regression whose sums of y x and of x x' are kept in noisy trees, a row a step.
 
-    Every model on the way is covered: ``partial_fit`` takes the next rows of a stream, and ``coef_`` may be read after
-    each. A tree holds ``horizon`` rows and is charged whole before its first; the row after its last opens the next,
-    which is charged as well. The guarantee is for one example, which gives at most one row to a tree. ``fit`` begins
-    anew: new noise, and what it costs is added to what was spent before.
+    Every model on the way is covered: ``partial_fit`` takes the next rows of a stream, and ``coef_`` may be
+    read after each. ``fit`` begins anew: new noise, and what it costs is added to what was spent before.
+    Rows are clipped to norm ``row_bound`` and targets to [-1, 1]: scale them beforehand, by numbers that
+    are public. A row with anything that is not finite counts as zeros.
 
-    The noise is given as ``noise_multiplier`` (sigma), or as ``epsilon`` and ``delta``, the price of *one* tree. Rows
-    are clipped to norm ``row_bound`` (L) and targets to [-1, 1]: scale them beforehand, by numbers that are public. A
-    row with anything that is not finite counts as zeros. ``fit_intercept`` adds a feature that is always L, and so
-    doubles the noise of the second sums. ``efficient`` is Honaker's estimator: less noise at the same price.
+    Args:
+        horizon: Rows of a tree. It is charged whole before its first; the row after its last opens the
+            next, which is charged as well.
+        noise_multiplier: The noise (sigma), unless ``epsilon`` and ``delta`` say it.
+        epsilon: With ``delta``, the price of *one* tree.
+        delta: See ``epsilon``.
+        row_bound: L.
+        regularisation: lambda, applied after the noise, so changing it with ``set_params`` costs nothing.
+            None is 2 L^2 (1 + sigma sqrt(p h / 2)), h the nodes above a row: half of it is one row's worth
+            and the size of the noise in the second sums, so that no direction counts in which there is
+            nothing but noise.
+        efficient: Honaker's estimator: less noise at the same price.
+        fit_intercept: Add a feature that is always L, which doubles the noise of the second sums.
+        seed: For experiments: whoever knows it can subtract the noise.
+        ledger: One for several estimators of one process; ``price(ledger.event, delta)`` then has the
+            total.
 
-    ``regularisation`` (lambda) is applied after the noise, so changing it with ``set_params`` costs nothing. The
-    default is 2 L^2 (1 + sigma sqrt(p h / 2)), h the nodes above a row: half of it is one row's worth and the size of
-    the noise in the second sums, so that no direction counts in which there is nothing but noise.
+    Guarantee: for one example, which gives at most one row to a tree, over all models on the way. What
+    clones and copies spend is in their own ledgers, unless one ``ledger`` is given to all; one that was
+    copied to another process refuses charges. A copy or a pickle can predict but not go on: the key of the
+    noise stays with the original. There is no resume. Scores on held-out rows, and whatever scaled the rows
+    beforehand, are not covered.
 
-    A copy or a pickle can predict but not go on: the key of the noise stays with the original. There is no resume.
-    What clones and copies spend is in their own ledgers, unless one ``ledger`` is given to all of them in one process
-    (``price(ledger.event, delta)`` then has the total); a ledger that was copied to another process refuses charges.
-    Scores on held-out rows, and whatever scaled the rows beforehand, are not covered.
+    Reference: Kairouz et al., "Practical and private (deep) learning without sampling or shuffling", ICML
+    2021, Algorithm 2.
 
     >>> rows = np.random.default_rng(0).normal(size=(2000, 2)) / 3
     >>> model = LeastSquares(horizon=2000, epsilon=16, delta=1e-5, seed=6).fit(rows, rows @ [0.5, -0.4])
@@ -279,7 +291,7 @@ class LeastSquares(RegressorMixin, BaseEstimator):  # type: ignore[misc]
 
     @property
     def event(self) -> DpEvent:
-        """All that the ledger holds: of every fit, and of whoever else was given the same ledger."""
+        """All that the ledger holds, of every fit, and of whoever else was given the same ledger."""
         check_is_fitted(self)
         return self.ledger_.event
 

@@ -27,9 +27,21 @@ from sordino.steps import Adam, AdamWithoutSecondMoments, Extrapolation, Ftrl, S
 class Method:
     """How to train: what is clipped to what, with which noise, how a gradient becomes a step, at which rate.
 
-    ``average`` is the share of the run that an exponential average of the iterates looks back over (None for
-    none), and 1 is the plain average of all of them, from the first: online-to-batch conversion. The average is
-    free post-processing, and when it is on, it is the model that comes out.
+    Made by the functions below (``auto``, ``adadp``, ...), or composed by ``method``.
+
+    Args:
+        name: What it is called in run.json.
+        clip: The clipping policy: how much a unit may say.
+        step: The step rule: how gradients move theta.
+        rate: The rate controller: how far.
+        noise: The mechanism: ``Gaussian()`` or ``Tree()``.
+        average: The share of the run that an exponential average of the iterates looks back over (None
+            for none), and 1 is the plain average of all of them, from the first: online-to-batch conversion.
+            It is free post-processing, and when it is on, it is the model that comes out.
+        private: False for methods without clipping and noise.
+
+    >>> auto().describe()["adapts"], dp_sgd().describe()["needs"]
+    (['learning_rate'], ['learning_rate', 'threshold'])
     """
 
     name: str
@@ -101,6 +113,20 @@ def method(
 ) -> Method:
     """Compose a method of one's own, of parts or their names; what does not go together raises and says why.
 
+    Args:
+        clip: ``Fixed``, ``PerLayer``, ``Normalised``, ``Quantile``, ``Online``, or without privacy
+            ``Unclipped``.
+        step: ``Sgd``, ``Adam``, ``AdamWithoutSecondMoments``, ``Extrapolation`` or ``Ftrl``.
+        rate: ``Constant``, ``Scheduled``, ``Tolerance``, ``Hypergradient``, ``Travel`` or
+            ``DistanceOverGradients``.
+        noise: ``Gaussian()``, the default, or ``Tree()``.
+        average: The share of the run that an average of the iterates looks back over; 1 is the average of
+            all.
+        name: What run.json calls it.
+
+    Guarantee: that of its clipping policy and noise; step and rate are post-processing. A combination whose
+    price is not known is refused.
+
     >>> method(clip="quantile:0.8", step="sgd", rate="constant:0.1", noise="gaussian").rate
     Constant(learning_rate=0.1)
     >>> method(clip=Quantile(), step=Extrapolation(), rate=Tolerance()).describe()["needs"]
@@ -147,10 +173,24 @@ def dp_sgd(
     per_layer: bool = False,
     average: float | None = None,
 ) -> Method:
-    """DP-SGD (Abadi et al., 2016), with heavy-ball momentum if asked for.
+    """DP-SGD, with heavy-ball momentum if asked for.
 
-    With ``target_quantile`` the threshold follows that quantile of the norms (Andrew et al., 2021) and
-    ``threshold`` is where it starts.
+    Args:
+        learning_rate: The rate; with a ``schedule`` where it starts.
+        threshold: Every unit's gradient is clipped to this norm; with ``target_quantile`` where it starts.
+        momentum: Of the heavy ball, in [0, 1).
+        schedule: ``linear`` or ``cosine``, down to 0 over the run; None is a constant rate.
+        target_quantile: The threshold follows this quantile of the norms (Andrew et al., 2021).
+        per_layer: Clip each layer on its own; ``threshold`` is shared among them.
+        average: The share of the run that an average of the iterates looks back over; None for none.
+
+    Guarantee: one Gaussian release a step, amplified under Poisson sampling; a quantile's count is part of
+    it.
+
+    Reference: Abadi et al., "Deep learning with differential privacy", CCS 2016.
+
+    >>> dp_sgd(learning_rate=0.5, target_quantile=0.5).describe()["needs"]
+    ['learning_rate']
     """
     return Method(
         "dp-sgd",
@@ -171,7 +211,26 @@ def dp_adam(
     per_layer: bool = False,
     average: float | None = None,
 ) -> Method:
-    """Adam on clipped and noised gradients."""
+    """Adam on clipped and noised gradients.
+
+    Args:
+        learning_rate: The rate; with a ``schedule`` where it starts.
+        threshold: Every unit's gradient is clipped to this norm; with ``target_quantile`` where it starts.
+        beta1: How much of the mean gradient is kept at each step.
+        beta2: Likewise of the mean squared gradient.
+        schedule: ``linear`` or ``cosine``, down to 0 over the run; None is a constant rate.
+        target_quantile: The threshold follows this quantile of the norms (Andrew et al., 2021).
+        per_layer: Clip each layer on its own; ``threshold`` is shared among them.
+        average: The share of the run that an average of the iterates looks back over; None for none.
+
+    Guarantee: one Gaussian release a step, amplified under Poisson sampling; a quantile's count is part of
+    it.
+
+    Reference: Kingma and Ba, "Adam: a method for stochastic optimization", ICLR 2015.
+
+    >>> dp_adam(learning_rate=0.002, schedule="cosine").describe()["rate"]["kind"]
+    'Scheduled'
+    """
     return Method(
         "dp-adam",
         _clip(threshold, target_quantile, per_layer),
@@ -189,7 +248,25 @@ def adam_wosm(
     target_quantile: float | None = None,
     average: float | None = None,
 ) -> Method:
-    """Adam without second moments (Mohapatra et al., 2022): the step size follows from the noise."""
+    """Adam without second moments: the step size follows from the noise.
+
+    Args:
+        learning_rate: The rate; with a ``schedule`` where it starts.
+        threshold: Every unit's gradient is clipped to this norm; with ``target_quantile`` where it starts.
+        beta1: How much of the mean gradient is kept at each step.
+        schedule: ``linear`` or ``cosine``, down to 0 over the run; None is a constant rate.
+        target_quantile: The threshold follows this quantile of the norms (Andrew et al., 2021).
+        average: The share of the run that an average of the iterates looks back over; None for none.
+
+    Guarantee: one Gaussian release a step, amplified under Poisson sampling; a quantile's count is part of
+    it.
+
+    Reference: Mohapatra et al., "The role of adaptive optimizers for honest private hyperparameter
+    selection", AAAI 2022.
+
+    >>> adam_wosm(target_quantile=0.5).describe()["needs"]
+    []
+    """
     return Method(
         "adam-wosm",
         _clip(threshold, target_quantile, per_layer=False),
@@ -212,11 +289,31 @@ def adadp(
     freeze_after: float | None = None,
     average: float | None = None,
 ) -> Method:
-    """ADADP (Koskela and Honkela, 2020): the learning rate found by extrapolation, two batches per step.
+    """ADADP: the learning rate found by extrapolation, two batches per step.
 
-    ``learning_rate`` is a mere starting point, and ``tol=None`` follows from the plan. Gradients are normalised, so
-    that no threshold is left to choose; the paper's fixed one is ``threshold=``, from which ``target_quantile=``
-    and ``online=True`` (OSO's rule) start.
+    Gradients are normalised unless a threshold is asked for, so that none is left to choose.
+
+    Args:
+        learning_rate: A mere starting point.
+        threshold: The paper's fixed one, or where ``target_quantile`` and ``online`` start.
+        tol: The error of a step to hold; None follows from the plan.
+        target_quantile: The threshold follows this quantile of the norms (Andrew et al., 2021).
+        online: The threshold follows OSO's rule.
+        keep: ``hat`` goes on from the two half steps, ``full`` from the full one.
+        exponent: Of tol / error, by which the rate is multiplied.
+        discard: Take steps with an error above tol back; they are charged all the same.
+        reduction: ``sum`` reads ``learning_rate`` as one for sums of gradients, as the paper has it.
+        freeze_after: After so many epochs single steps at the rate found.
+        average: The share of the run that an average of the iterates looks back over; None for none.
+
+    Guarantee: one Gaussian release a batch, two a step, amplified under Poisson sampling. The rate is free
+    post-processing.
+
+    Reference: Koskela and Honkela, "Learning rate adaptation for differentially private learning", AISTATS
+    2020.
+
+    >>> adadp().describe()["needs"], adadp(online=True).describe()["adapts"]
+    ([], ['learning_rate', 'threshold'])
     """
     clip: ClippingPolicy
     if online:
@@ -246,7 +343,28 @@ def oso(
     update: str = "sign",
     average: float | None = None,
 ) -> Method:
-    """OSO-DPSGD (Galli et al., 2024): threshold and learning rate optimised online."""
+    """OSO-DPSGD: threshold and learning rate optimised online, each along its own derivative.
+
+    Args:
+        learning_rate: Where the rate starts; it moves by at most e^(rate_speed T) in T steps.
+        threshold: Where the threshold starts; it moves by at most e^(threshold_speed T).
+        momentum: Of the heavy ball, in [0, 1).
+        threshold_speed: How far the threshold moves in a step.
+        rate_speed: How far the rate moves in a step.
+        gradient_noise: How many times the noise it would have alone the gradient takes; the threshold's
+            derivative takes the rest.
+        update: ``sign`` or ``cosine``.
+        average: The share of the run that an average of the iterates looks back over; None for none.
+
+    Guarantee: gradient and derivative are one joint Gaussian release a step (Proposition 1), amplified
+    under Poisson sampling.
+
+    Reference: Galli, Palamidessi and Cucinotta, "Online sensitivity optimization in differentially private
+    learning", AAAI 2024.
+
+    >>> oso(learning_rate=0.3, threshold=0.1).describe()["adapts"]
+    ['learning_rate', 'threshold']
+    """
     return Method(
         "oso",
         Online(threshold, threshold_speed, gradient_noise, update),
@@ -259,14 +377,41 @@ def oso(
 def auto(travel: float = 2.5, stability: float = 0.1, average: float | None = 0.1) -> Method:
     """The default: nothing is left to choose, neither a learning rate nor a threshold.
 
-    Gradients are normalised, the rate is D / (G sqrt(T)) with the gradients' size G measured and the distance D
-    from the model's shapes, and the model that comes out is an average over the last tenth of the run.
+    Gradients are normalised, the rate is D / (G sqrt(T)) with the gradients' size G measured and the
+    distance D from the model's shapes, and the model that comes out is an average over the last tenth of
+    the run.
+
+    Args:
+        travel: D, in times of the norm that weights of such shapes have at 1/sqrt(fan-in).
+        stability: Added to the norms that gradients are divided by.
+        average: The share of the run that an average of the iterates looks back over; None for none.
+
+    Guarantee: one Gaussian release a step, amplified under Poisson sampling.
+
+    Reference: ours; what was measured is in docs/results.md.
+
+    >>> auto().describe()["needs"]
+    []
     """
     return Method("auto", Normalised(stability), Sgd(), Travel(travel), average=average)
 
 
 def dp_dog(initial: float = 0.1, stability: float = 0.1, average: float | None = None) -> Method:
-    """Distance over gradients (Ivgi et al., 2023) on normalised gradients: no rate and no threshold."""
+    """Distance over gradients on normalised gradients: no rate and no threshold.
+
+    Args:
+        initial: The distance taken for granted at first, relative to ``1 + |theta_0|``.
+        stability: Added to the norms that gradients are divided by.
+        average: The share of the run that an average of the iterates looks back over; None for none.
+
+    Guarantee: one Gaussian release a step, amplified under Poisson sampling.
+
+    Reference: Ivgi, Hinder and Carmon, "DoG is SGD's best friend: a parameter-free dynamic step size
+    schedule", ICML 2023.
+
+    >>> dp_dog().describe()["needs"]
+    []
+    """
     return Method("dp-dog", Normalised(stability), Sgd(), DistanceOverGradients(initial), average=average)
 
 
@@ -283,12 +428,31 @@ def dp_ftrl(
     online: bool = False,
     average: float | None = None,
 ) -> Method:
-    """DP-FTRL (Kairouz et al., 2021): no batch needs to be random, batches come in an order that may be known.
+    """DP-FTRL: no batch needs to be random, batches come in an order that may be known.
 
-    ``learning_rate`` is the paper's 1 / lambda; with ``momentum`` (DP-FTRLM) a step's effect is 1 / (1 - momentum)
-    times as large. ``efficient`` is Honaker's estimator; every ``restart_every`` epochs a new tree begins, whose
-    batches are dealt anew ("auto": as often as makes the noise least, None: never). ``average=1`` is the paper's
-    online-to-batch conversion.
+    Args:
+        learning_rate: The paper's 1 / lambda.
+        threshold: Every unit's gradient is clipped to this norm; where ``target_quantile`` and ``online``
+            start.
+        momentum: DP-FTRLM: a step's effect is 1 / (1 - momentum) times as large.
+        efficient: Honaker's estimator: less noise at the same price.
+        restart_every: After so many epochs a new tree begins, whose batches are dealt anew; ``auto`` as
+            often as makes the noise least, None never.
+        completion: Fill a tree up with steps without data before the next begins.
+        fresh_start: Forget sum and momentum at a restart.
+        radius: Keep the model in a ball around its start.
+        target_quantile: The threshold follows this quantile of the norms (Andrew et al., 2021).
+        online: The threshold follows OSO's rule.
+        average: The share of the run that an average of the iterates looks back over; 1 is the paper's
+            online-to-batch conversion.
+
+    Guarantee: nothing is assumed about sampling; a tree is charged whole when it is opened.
+
+    Reference: Kairouz et al., "Practical and private (deep) learning without sampling or shuffling", ICML
+    2021.
+
+    >>> dp_ftrl(restart_every=1).describe()["noise"]["kind"]
+    'Tree'
     """
     if online and target_quantile is not None:
         raise ValueError("online and target_quantile are two rules for one threshold: choose one")
@@ -308,7 +472,19 @@ def sgd(
     schedule: str | None = None,
     average: float | None = None,
 ) -> Method:
-    """Plain SGD, without privacy, for comparison."""
+    """Plain SGD, without privacy, for comparison.
+
+    Args:
+        learning_rate: The rate; with a ``schedule`` where it starts.
+        momentum: Of the heavy ball, in [0, 1).
+        schedule: ``linear`` or ``cosine``, down to 0 over the run; None is a constant rate.
+        average: The share of the run that an average of the iterates looks back over; None for none.
+
+    Guarantee: none; epsilon is infinite.
+
+    >>> sgd(momentum=0.9).private
+    False
+    """
     return Method(
         "sgd", Unclipped(), Sgd(momentum), _rate(learning_rate, schedule), average=average, private=False
     )
@@ -321,7 +497,22 @@ def adam(
     schedule: str | None = None,
     average: float | None = None,
 ) -> Method:
-    """Plain Adam, without privacy, for comparison."""
+    """Plain Adam, without privacy, for comparison.
+
+    Args:
+        learning_rate: The rate; with a ``schedule`` where it starts.
+        beta1: How much of the mean gradient is kept at each step.
+        beta2: Likewise of the mean squared gradient.
+        schedule: ``linear`` or ``cosine``, down to 0 over the run; None is a constant rate.
+        average: The share of the run that an average of the iterates looks back over; None for none.
+
+    Guarantee: none; epsilon is infinite.
+
+    Reference: Kingma and Ba, "Adam: a method for stochastic optimization", ICLR 2015.
+
+    >>> adam(schedule="linear").private
+    False
+    """
     return Method(
         "adam",
         Unclipped(),

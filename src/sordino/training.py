@@ -1,469 +1,193 @@
-"""The training loop: plan, price, step, log, save. Nothing but orchestration."""
+"""`train`: from private rows and a budget to a plan, and from a plan to a model. Nothing but orchestration."""
 
 from __future__ import annotations
 
 import math
-import sys
-import time
-import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
-import torch
 from torch import Tensor, nn
 
-from sordino.data import FixedOrder, Poisson, Sampling, Shuffled, as_examples, units_of
+from sordino.data import Examples, as_examples
+from sordino.data.sampling import sampling_named
 from sordino.defaults import default_batch_size, default_epochs
-from sordino.gate import Gate, Released
-from sordino.gradients import Loss, call_model, evaluating, refuse
+from sordino.descent import Descent, DescentPlan
+from sordino.gate import ExampleGate, Members
+from sordino.gradients import Engine, Loss, refuse
 from sordino.methods import Method, method_named
-from sordino.privacy import (
-    Budget,
-    Ledger,
-    show_epsilon,
-)
-from sordino.privacy.certificate import epsilon_to_json, sordino_version
-from sordino.runs import (
-    Checkpoint,
-    Run,
-    RunDirectory,
-    TrainingBar,
-    closed_run,
-    one_run_per_directory,
-    restore_,
-)
-from sordino.runs.journal import ReleaseJournal
-from sordino.runs.opening import find_checkpoint
-from sordino.runs.resume import (
-    behaviour,
-    check_same_plan,
-    digest,
-    marks,
-    restore_constants,
-    save_constants,
-    streams_of,
-    test_point,
-)
-from sordino.runs.spending import Spending, planned_noise
-from sordino.steps import Plan
-from sordino.vector import holding
+from sordino.runs import Run
+from sordino.runs.conductor import conduct
+from sordino.runs.options import Options, RunOptions, taken
+from sordino.runs.recording import Recording, recorded
+from sordino.runs.resume import behaviour
+from sordino.runs.spending import Spending
+from sordino.tasks import Task, as_task, evaluate
+from sordino.terms import Terms
+from sordino.warn import warn
 
 _LOGGED_STEPS = 40  # pricing a step with PLD takes a twentieth of a second
-_CHECKPOINTS = 20
 
 
-@one_run_per_directory
 def train(
     model: nn.Module,
-    loss: Loss,
+    loss: Loss | Task,
     data: Any,
     *,
     method: Method | str = "auto",
     epochs: float | None = None,
     batch_size: int | None = None,
-    budget: Budget | None = None,
-    noise_multiplier: float | None = None,
-    delta: float | None = None,
     sampling: str | None = None,
-    test: Any = None,
-    evaluations: int = 10,
     groups: Any = None,
     template: tuple[Any, Any] | None = None,
     public_loss: Callable[[Tensor], Tensor] | None = None,
-    seed: int | None = None,
-    secure: bool = False,
-    accountant: str = "auto",
     microbatch: int | None = None,
-    out: str | Path | None = None,
-    resume: bool = False,
-    keep_checkpoint: bool = False,
-    show_unprotected: bool = False,
-    progress: bool | None = None,
-    data_name: str = "data",
-    assumptions: Sequence[str] = (),
-    details: dict[str, Any] | None = None,
+    **options: Unpack[RunOptions],
 ) -> Run:
     """Train ``model`` privately on ``data`` and return it with its guarantee.
 
-    ``loss(output, target)`` returns one value per example. Give a ``budget``, and the noise is calibrated to
-    it; or a ``noise_multiplier`` and ``delta``. Methods without privacy take neither, and their epsilon is
-    infinite. The default method tunes itself, and without ``epochs`` and ``batch_size`` these follow from the
-    number of units (``sordino.defaults``). ``sampling`` is ``poisson`` (the default), ``shuffled`` or
-    ``fixed-order``; tree noise takes ``shuffled``, which it then is when a tree begins, or ``fixed-order``. With
-    ``groups`` (an id for each row) the unit of privacy is the group. The model is checked on made-up rows before a
-    private one is seen; if it cannot run on those, ``template`` has five that are public. With ``out`` the run writes a
-    directory, and ``resume=True`` goes on from its last checkpoint bit for bit. The test rows are looked at
-    ``evaluations`` times.
+    The guarantee: what comes out, and every release on the way, is (epsilon, delta)-differentially private for one
+    unit, whose contribution may be zeroed out; certificate.json says under which assumptions. Metrics on held-out rows
+    are not covered.
+
+    Args:
+        model: any ``nn.Module``. It is checked on made-up rows before a private one is seen.
+        loss: ``loss(output, target)``, one value for each example, or a `Task`.
+        data: a pair of tensors (inputs, targets), or a ``Dataset``.
+        method: a name, or a `Method` such as ``adadp()``. The default tunes itself.
+        epochs, batch_size: how much is asked; by default they follow from the number of units.
+        sampling: ``poisson`` (the default), ``shuffled`` or ``fixed-order``. Tree noise takes ``shuffled``, which
+            it then is when a tree begins, or ``fixed-order``.
+        groups: an id for each row: then the unit of privacy is all the rows of an id.
+        template: five public rows (inputs, targets), for a model that cannot run on made-up ones.
+        public_loss: a term of the loss that is a function of theta alone: a prior, weight decay.
+        microbatch: how many rows are worked on at a time; by default measured.
+        budget: `Budget` (epsilon, delta), to which the noise is calibrated, or a pair of numbers.
+        noise_multiplier, delta: in its place; 0 is no noise, and epsilon infinite. Methods without privacy take
+            neither.
+        accountant: ``auto`` (the tighter of ``rdp`` and ``pld``), or one of them.
+        seed, secure: a seed is for experiments and voids the guarantee; ``secure`` refuses one.
+        test, evaluations: held-out rows, and how often they are looked at.
+        callbacks: functions of a `Seen`, called after every step; what they return goes into the history.
+        device: where to train; the model is moved there, and batches follow. Only the CPU is tested.
+        show_unprotected: show the training loss, which no guarantee covers.
+        out, resume: the directory the run writes, and whether to go on, bit for bit, with the one in it.
+        keep_checkpoint: keep checkpoint/, which holds the key of the noise.
+        progress: a live line on stderr; by default if that is a terminal.
+        data_name, assumptions, details: for the record.
+
+    >>> rows = torch.randn(60, 4), torch.randint(2, (60,))
+    >>> run = train(nn.Linear(4, 2), nn.CrossEntropyLoss(reduction="none"), rows, budget=(3, 1e-3), epochs=2)
+    >>> run.epsilon <= 3, sorted(run.metrics)
+    (True, ['covered'])
     """
-    started = time.monotonic()
+    (asked,) = taken(options, Options)
+    task, examples = as_task(loss), as_examples(data)
     refuse(model)  # before any data is touched
-    examples = as_examples(data)
-    if isinstance(method, str):
-        method = method_named(method)
+    method = method_named(method) if isinstance(method, str) else method
     if not isinstance(method, Method):
         raise ValueError(f"method must be a name or a Method such as adadp(), not {method!r}")
-    if groups is not None:
-        groups = units_of(groups, len(examples))
-    units = len(examples) if groups is None else int(groups.max()) + 1
+    members = Members(len(examples), groups)
+    with recorded(asked, model) as recording:
+        microbatch = recording.chosen("microbatch", microbatch)
+        engine = Engine(model, task.per_example, microbatch=microbatch, keep_loss=asked.show_unprotected)
+        plan = _plan(method, members, epochs, batch_size, sampling, recording, len(engine.vector))
+        gate = ExampleGate(engine, examples, members, plan.terms, recording.streams, template=template)
+        descent = Descent(
+            gate,
+            plan,
+            Spending(plan.terms, plan.delta, asked.accountant),
+            pins=partial(_pins, examples, members, engine),
+            measure=None if asked.test is None else partial(evaluate, model, task, asked.test),
+            public_loss=public_loss,
+        )
+        return conduct(descent, plan, recording)
+
+
+def _plan(
+    method: Method,
+    members: Members,
+    epochs: float | None,
+    batch_size: int | None,
+    sampling: str | None,
+    recording: Recording,
+    parameters: int,
+) -> DescentPlan:
+    """What is laid down from public numbers: steps, batches, and the noise they need."""
+    units, asked = members.count, recording.asked
     batch_size = default_batch_size(units) if batch_size is None else batch_size
     epochs = default_epochs(units) if epochs is None else epochs
     sampling = sampling or method.noise.sampling
-    how = _sampling(sampling, batch_size, units)
+    how = sampling_named(sampling, batch_size, units)
     if not epochs > 0 or not math.isfinite(epochs):
         raise ValueError(f"epochs must be positive, not {epochs:g}")
     per_epoch = how.steps_per_epoch(units)
     steps, batches = method.step.steps(max(1, round(epochs * per_epoch)), per_epoch)
     noise = method.noise.planned(batches, per_epoch)
     method = replace(method, noise=noise)
-    how = noise.dealt(how, units)
-    multiplier, delta = _noise(method, how, units, batches, budget, noise_multiplier, delta, accountant)
-    method.step.check(multiplier)
+    terms = Terms(method.clip, noise, noise.dealt(how, units), units, batches, secure=asked.secure)
+    terms, delta = _noised(method, terms, asked)
+    method.step.check(terms.multiplier)
     if delta is not None and delta >= 1 / units:
-        warnings.warn(
-            f"delta {delta:g} is not below 1/n = {1 / units:.3g}: it allows publishing somebody whole",
-            stacklevel=3,
-        )
-
-    directory = None if out is None else RunDirectory(Path(out))
-    saved = find_checkpoint(directory, resume)
-    streams = streams_of(seed, saved)
-    if saved is not None:
-        assert directory is not None
-        torch.set_num_threads(saved["threads"])  # the order of additions depends on it
-        restore_constants(model, directory)
-    gate = Gate(
-        model,
-        loss,
-        examples,
-        clip=method.clip,
-        noise_multiplier=multiplier,
-        sampling=how,
-        noise=method.noise,
-        steps=batches,
-        ledger=Ledger.from_state(saved["ledger"]) if saved else Ledger(),
-        groups=groups,
-        template=template,
-        secure=secure,
-        streams=streams,
-        microbatch=saved["microbatch"] if saved else microbatch,
-        show_unprotected=show_unprotected,
-    )
-    spent = Spending(gate, batches, delta, accountant)
-    plan: dict[str, Any] = {
-        "data": data_name,
-        "n": units,
-        "unit": gate.unit,
-        "method": method.describe(),
-        "epochs": float(epochs),
-        "batch_size": batch_size,
-        "sampling": sampling,
-        "steps": steps,
-        "steps_per_epoch": per_epoch,
-        "batches": batches,
-        "noise_multiplier": multiplier,
-        "delta": delta,
-        "parameters": len(gate.theta),
-        "seeded": streams.seeded,
-        "secure": secure,
-        **(details or {}),
-    }
-    if how.caveat is not None:
-        plan["caveat"] = how.caveat
-    if how.never_drawn(units):
-        plan["units_in_no_batch"] = how.never_drawn(units)
-    pinned: dict[str, Any] = {}
-    if directory is not None:
-        pinned = {
-            "rows of the data": examples.fingerprint(streams.key),
-            "groups": None if groups is None else as_examples((groups, groups)).fingerprint(streams.key),
-            "model or loss": behaviour(model, gate.theta, loss, examples),
-            "public_loss": _public_behaviour(public_loss, gate.theta),
-            # What was shown once stays said, and what was assumed stays assumed.
-            "show_unprotected": show_unprotected,
-            "test": test is not None,
-            "evaluations": evaluations,
-            "assumptions": list(assumptions),
-            "accountant": accountant,
-        }
-    if saved is not None:
-        check_same_plan({**saved["plan"], **saved["pinned"]}, {**plan, **pinned})
-        gate.charged_as = saved["charged_as"]
-
-    theta = gate.theta
-    names = [slot.name for slot in gate.engine.vector.slots]
-    size = gate.engine.vector.size
-    numbers = Plan(
-        len(theta),
-        steps,
-        batches,
-        per_epoch,
-        gate.expected_batch,
-        multiplier,
-        size,
-        noise.restart_steps(per_epoch),
-    )
-    step_state, rate_state = method.step.start(theta, numbers), method.rate.start(numbers, theta)
-    average = theta.clone() if method.average is not None else None
-    decay = 1 - 1 / max(1.0, (method.average or 0.0) * steps)
-    history: list[dict[str, Any]] = []
-    first = 0
-    if saved is not None:
-        assert directory is not None
-        first, gate.step, gate.clip_state = saved["step"], saved["gate_step"], saved["clip_state"]
-        gate.noise_state = saved.get("noise_state", gate.noise_state)
-        theta.copy_(saved["theta"])
-        restore_(step_state, saved["step_state"])
-        rate_state = saved["rate_state"]
-        if average is not None:
-            average.copy_(saved["average"])
-        history = directory.cut_history(saved["history_size"])
-
-    journal: ReleaseJournal | None = None
-    if directory is not None and multiplier:
-        journal = ReleaseJournal(directory.checkpoint_folder, streams.key)
-
-    def field(theta: Tensor) -> Released:
-        released = gate(theta, adapt=False)
-        if journal is not None:
-            journal.record(released)  # or refuse, before anything is made of it
-        if public_loss is None:
-            return released
-        return replace(released, gradient=released.gradient + _gradient(public_loss, theta))
-
-    def save_checkpoint(step: int) -> None:
-        if directory is None:
-            return
-        if journal is not None:
-            journal.sync()
-        state = {
-            "plan": plan,
-            "step": step,
-            "gate_step": gate.step,
-            "key": streams.key.hex(),
-            "seeded": streams.seeded,
-            "microbatch": gate.engine.microbatch,
-            "threads": torch.get_num_threads(),
-            "pinned": pinned,
-            "ledger": gate.ledger.to_state(),
-            "charged_as": gate.charged_as,
-            "clip_state": gate.clip_state,
-            "noise_state": gate.noise_state,
-            "step_state": step_state,
-            "rate_state": rate_state,
-            "theta": theta,
-            "history_size": directory.history_size(),
-            **({} if average is None else {"average": average}),
-        }
-        Checkpoint(state).save(directory.checkpoint_folder)
-
-    if progress is None:
-        progress = sys.stderr.isatty()
-    logged = marks(steps, _LOGGED_STEPS)
-    evaluated = marks(steps, evaluations) if test is not None else set()
-    saves = marks(steps, _CHECKPOINTS) - {steps}
-    if directory is not None:
-        if saved is None:
-            directory.create()
-            save_constants(model, directory)
-            save_checkpoint(0)
-        directory.write_json("run.json", {"status": "running", **plan, "sordino_version": sordino_version()})
-    with TrainingBar(steps, progress) as bar:
-        for step in range(first, steps):
-            if average is not None and method.average == 1:
-                average.lerp_(theta, 1 / (step + 1))  # of the points at which gradients were asked for
-            rate = partial(method.rate.rate, step, rate_state)
-            result = method.step.step(field, theta, rate, step_state, method.rate.limit(rate_state))
-            rate_state = method.rate.update(rate_state, result, theta)
-            gate.adapt(*result.gradients)  # once, when all the gradients of the step are there
-            if average is not None and method.average != 1:
-                average.lerp_(theta, 1 - min(decay, (step + 1) / (step + 10)))
-            done = step + 1
-            if done in logged or done in evaluated:
-                if journal is not None:
-                    journal.sync()
-                released = result.gradients[-1]
-                assert isinstance(released, Released)
-                line = {
-                    "step": done,
-                    "epoch": gate.step / per_epoch,
-                    "rate": result.rate,
-                    "threshold": released.threshold if method.clip.has_threshold else None,
-                    "epsilon": epsilon_to_json(spent(gate.step)),
-                }
-                if result.error is not None:
-                    line["error"] = result.error
-                if "tol" in rate_state:
-                    line["tolerance"] = rate_state["tol"]
-                if how.caveat is not None:
-                    line["caveat"] = how.caveat
-                if released.unprotected_loss is not None:
-                    line |= {"loss": released.unprotected_loss, "covered": False}
-                if done in evaluated:
-                    with holding(theta, average):
-                        line |= {**evaluate(model, loss, test), "covered": False}
-                history.append(line)
-                if directory is not None:
-                    directory.append_history(line)
-                bar.update(done, _facts(line))
-            else:
-                bar.update(done)
-            if done in saves:
-                save_checkpoint(done)
-
-    if average is not None:
-        theta.copy_(average)
-    if not bool(theta.isfinite().all()):
-        warnings.warn(
-            "training diverged: the model holds numbers that are not finite; use a smaller learning rate or the "
-            "default method (what was spent is spent)",
-            stacklevel=3,
-        )
-    thresholds = [line["threshold"] for line in history if line["threshold"]]
-    if thresholds and not 1e-3 < thresholds[-1] / gate.clip.sensitivity(gate.clip.start(names)) < 1e3:
-        warnings.warn(
-            f"the threshold ran away, to {thresholds[-1]:.3g}: use a smaller learning rate, a fixed threshold or the "
-            "default method (what was spent is spent)",
-            stacklevel=3,
-        )
-    metrics = {**(evaluate(model, loss, test) if test is not None else {}), "covered": False}
-    return closed_run(
-        model,
-        directory,
-        guarantee=spent.total,
-        event=spent.paid(batches),
-        unit=gate.unit,
-        assumptions=[
-            how.assumption,
-            *_left_out(how.never_drawn(units), units, gate.unit),
-            *([gate.explanation] if gate.explanation else []),
-            *assumptions,
-            *_public_facts(test is not None, show_unprotected),
-        ],
-        plan=plan,
-        metrics=metrics,
-        facts={"microbatch": gate.engine.microbatch},
-        history=history,
-        started=started,
-        keep_checkpoint=keep_checkpoint,
+        warn(f"delta {delta:g} is not below 1/n = {1 / units:.3g}: it allows publishing somebody whole")
+    return DescentPlan(
+        data=asked.data_name,
+        unit=members.unit,
+        terms=terms,
+        delta=delta,
+        steps=steps,
+        lines=_LOGGED_STEPS,
+        parameters=parameters,
+        seeded=recording.streams.seeded,
+        assumptions=_assumptions(terms, members.unit, asked),
+        details=asked.details or {},
+        method=method,
+        epochs=epochs,
+        batch_size=batch_size,
+        sampling=sampling,
+        batches=batches,
     )
 
 
-def evaluate(model: nn.Module, loss: Loss, data: Any, batch: int = 1000) -> dict[str, float]:
-    """Mean loss on held-out rows, and accuracy where outputs are class scores. Not covered by any guarantee."""
-    examples = as_examples(data)
-    total, right, classified = 0.0, 0, True
-    with evaluating(model), torch.no_grad():
-        for start in range(0, len(examples), batch):
-            inputs, targets = examples.take(torch.arange(start, min(start + batch, len(examples))))
-            try:
-                output = call_model(model, inputs)
-                total += float(loss(output, targets).sum())
-            except Exception as error:
-                raise ValueError(
-                    f"the model or the loss fails on held-out rows with {type(error).__name__} (what it says may quote "
-                    "them): check their labels and shapes"
-                ) from None
-            classified = classified and _are_scores(output, targets)
-            if classified:
-                right += int((output.argmax(1) == targets).sum())
-    metrics = {"test_accuracy": right / len(examples)} if classified else {}
-    return {**metrics, "test_loss": total / len(examples)}
-
-
-def _are_scores(output: Any, targets: Any) -> bool:
-    return (
-        isinstance(output, Tensor)
-        and isinstance(targets, Tensor)
-        and output.dim() == 2
-        and targets.dim() == 1
-        and not targets.is_floating_point()
-    )
-
-
-def _sampling(name: str, batch_size: int, units: int) -> Sampling:
-    if batch_size < 1:
-        raise ValueError(f"the batch size must be at least 1, not {batch_size}")
-    if batch_size > units:
+def _noised(method: Method, terms: Terms, asked: Options) -> tuple[Terms, float | None]:
+    """The terms with their noise, and delta, from whatever the user gave."""
+    if method.private:
+        return terms.within(asked.budget, asked.noise_multiplier, asked.delta, asked.accountant)
+    if asked.budget is not None or asked.noise_multiplier:
         raise ValueError(
-            f"a batch of {batch_size} is more than the {units} units there are: use at most {units}"
+            f"{method.name} trains without privacy: leave out the budget, or choose a private method"
         )
-    kinds: dict[str, Callable[[], Sampling]] = {
-        "poisson": lambda: Poisson(batch_size / units),
-        "shuffled": lambda: Shuffled(batch_size),
-        "fixed-order": lambda: FixedOrder(batch_size),
-        "shuffled-as-poisson": lambda: Shuffled(batch_size, assume_poisson=True),
+    return terms, None
+
+
+def _pins(examples: Examples, members: Members, engine: Engine, key: bytes) -> Mapping[str, Any]:
+    groups = members.groups
+    return {
+        "rows of the data": examples.fingerprint(key),
+        "groups": None if groups is None else as_examples((groups, groups)).fingerprint(key),
+        "model or loss": behaviour(engine.model, engine.vector.theta, engine.loss, examples),
     }
-    if name not in kinds:
-        raise ValueError(f"there is no sampling {name!r}: choose one of {', '.join(kinds)}")
-    return kinds[name]()
 
 
-def _noise(
-    method: Method,
-    how: Sampling,
-    units: int,
-    calls: int,
-    budget: Budget | None,
-    noise_multiplier: float | None,
-    delta: float | None,
-    accountant: str,
-) -> tuple[float, float | None]:
-    """The noise multiplier and delta of the run, from whatever the user gave."""
-    if not method.private:
-        if budget is not None or noise_multiplier:
-            raise ValueError(
-                f"{method.name} trains without privacy: leave out the budget, or choose a private method"
-            )
-        return 0.0, None
-    releases, batch = method.noise.over(how, units, calls), how.expected_batch(units)
-    return planned_noise(releases, method.clip, batch, calls, budget, noise_multiplier, delta, accountant)
-
-
-def _public_behaviour(public_loss: Callable[[Tensor], Tensor] | None, theta: Tensor) -> str | None:
-    return None if public_loss is None else digest(_gradient(public_loss, test_point(theta)))
-
-
-def _gradient(public_loss: Callable[[Tensor], Tensor], theta: Tensor) -> Tensor:
-    point = theta.detach().clone().requires_grad_()
-    with torch.enable_grad():
-        value = public_loss(point)
-        if not isinstance(value, Tensor) or value.numel() != 1:
-            raise ValueError("public_loss(theta) must return one number, as a tensor")
-        (gradient,) = torch.autograd.grad(value, point)
-    return gradient
-
-
-def _facts(line: dict[str, Any]) -> dict[str, str]:
-    facts = {"rate": f"{line['rate']:.3g}"}
-    if line["threshold"] is not None:
-        facts["threshold"] = f"{line['threshold']:.3g}"
-    spent = float(line["epsilon"])
-    facts["epsilon"] = "inf" if math.isinf(spent) else show_epsilon(spent, 3)
-    if "test_accuracy" in line:
-        facts["accuracy"] = f"{line['test_accuracy']:.1%}"
-    if "loss" in line:
-        facts["loss (unprotected)"] = f"{line['loss']:.3g}"
-    return facts
-
-
-def _left_out(count: int, units: int, unit: str) -> list[str]:
-    if not count:
-        return []
-    return [
-        f"{count} of {units} {unit}s are in no batch, since the batches of an epoch are whole and in one order"
-    ]
-
-
-def _public_facts(tested: bool, shown: bool) -> list[str]:
-    facts = [
+def _assumptions(terms: Terms, unit: str, asked: Options) -> tuple[str, ...]:
+    """What a reader of the guarantee must believe."""
+    facts = [terms.sampling.assumption]
+    never = terms.sampling.never_drawn(terms.units)
+    if never:
+        facts.append(
+            f"{never} of {terms.units} {unit}s are in no batch, since the batches of an epoch are whole and in one "
+            "order"
+        )
+    if terms.explanation:
+        facts.append(terms.explanation)
+    facts += [
+        *asked.assumptions,
         "shapes, number of rows and number of classes of the data are public",
         "the model computes the loss of each example without regard to the others (checked on made-up rows)",
     ]
-    if tested:
+    if asked.test is not None:
         facts.append("metrics on held-out rows are not covered by the guarantee")
-    if shown:
+    if asked.show_unprotected:
         facts.append("the training loss was shown and is not covered by the guarantee")
-    return facts
+    return tuple(facts)

@@ -33,6 +33,9 @@ class ParameterVector:
     ``model.to(...)``, ``load_state_dict(assign=True)`` or a replaced layer) is an error at the next
     ``check()``, which every gate call makes: training never stops silently.
 
+    Args:
+        model: Its trainable parameters become views of ``theta``; they are float32 and on one device.
+
     >>> model = nn.Linear(2, 3)
     >>> vector = ParameterVector(model)
     >>> vector.theta.shape
@@ -83,7 +86,7 @@ class ParameterVector:
 
     @property
     def size(self) -> float:
-        """A scale for the parameters from their shapes alone: the root mean square of 1/sqrt(fan-in).
+        """A scale for the parameters, from their shapes alone. It is the root mean square of 1/sqrt(fan-in).
 
         Linear layers and convolutions start at about this size. Vectors (biases, scales) do not count; a model of
         nothing else has size 0.1. An embedding counts as a matrix, though torch starts it at size 1.

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sordino.cli.common import AsJson, budget_of, parsed_settings
+from sordino.cli.common import budget_of, parsed_settings
+from sordino.cli.options import AsJson
 from sordino.named import METHODS, SAMPLINGS
 
 if TYPE_CHECKING:

@@ -7,41 +7,26 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+import warnings
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
-
-from sordino.named import ACCOUNTANTS, DATA_SETS, MODELS
 from sordino.registry import value_of
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import nn
 
     from sordino.data import Loaded
     from sordino.privacy import Budget
+    from sordino.runs import Run
+    from sordino.tasks import Task
 
 # torch and the accountants load slowly: they are imported inside functions, so that --help is quick.
 
-
-# Options that mean the same everywhere.
-Data = Annotated[str, typer.Argument(metavar="DATA", help=f"{DATA_SETS.help()}.")]
-Model = Annotated[str | None, typer.Option(help=f"{MODELS.help()}. By default chosen for the data.")]
-Accountant = Annotated[str, typer.Option(help=f"{ACCOUNTANTS.help()}.")]
-Classes = Annotated[int | None, typer.Option(help="Number of classes of an .npz, if it is public.")]
-Secure = Annotated[
-    bool, typer.Option("--secure", help="Refuse seeds: randomness from the operating system alone.")
-]
-Out = Annotated[Path | None, typer.Option(help="Where the run goes; default runs/DATA-TIME.")]
-Resume = Annotated[bool, typer.Option("--resume", help="Go on with the interrupted run in --out.")]
-KeepCheckpoint = Annotated[
-    bool,
-    typer.Option("--keep-checkpoint", help="Keep checkpoint/ (it holds the noise key: keep it secret)."),
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print exactly one JSON object on stdout.")]
+Lines = Iterable[tuple[str, str]]  # of what is printed at the end: name and value
 
 
 def run_folder(out: Path | None, name: str) -> Path:
@@ -86,13 +71,11 @@ def budget_of(epsilon: float | None, delta: float | None, noise_multiplier: floa
     return None
 
 
-def loss_for(loaded: Loaded) -> Callable[[Tensor, Tensor], Tensor]:
-    """One value for each example."""
-    import torch
+def task_for(loaded: Loaded) -> Task:
+    """What is learnt from this data, and measured."""
+    from sordino.tasks import classification, next_words
 
-    from sordino.models import next_word_loss
-
-    return next_word_loss if loaded.task == "next-word" else torch.nn.CrossEntropyLoss(reduction="none")
+    return next_words() if loaded.task == "next-word" else classification()
 
 
 def parsed_settings(pairs: list[str]) -> dict[str, Any]:
@@ -168,21 +151,42 @@ def told_to_end_is_interrupted() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
 
 
-def drawn_at_last(
-    folder: Path, draw: Callable[[dict[str, Any], list[dict[str, Any]]], None], as_json: bool
-) -> bool:
-    """Whether the run in ``folder`` was complete but for its figure, which is drawn now."""
-    from sordino.runs import RunDirectory, claimed, to_json
+def run_and_show(folder: Path, as_json: bool, run: Callable[[], Run], lines: Callable[[Run], Lines]) -> None:
+    """Run, say how to go on if it is interrupted, and print what came of it: ``lines``, or one JSON object."""
+    from sordino.runs import to_json
 
-    directory = RunDirectory(folder)
-    if not directory.is_complete or (folder / "report.png").exists():
-        return False
-    with claimed(directory, resume=True), interruptible(folder):
-        summary = directory.summary or {}
-        draw(summary, directory.history())
-    done = f"the run in {folder} was complete; its report.png was missing and is drawn"
-    print(to_json({**summary, "run": str(folder)}) if as_json else done)
-    return True
+    with warnings.catch_warnings(), interruptible(folder):
+        warnings.showwarning = show_warning
+        done = run()
+    if as_json:
+        print(to_json({**done.summary, "run": str(folder)}))
+        return
+    for name, value in [*lines(done), ("run", str(folder))]:
+        print(f"{name:18s} {value}")
+
+
+def measured_lines(run: Run, cover: str) -> Lines:
+    """Metrics on held-out rows; ``cover`` says what no guarantee does."""
+    for name, value in run.metrics.items():
+        if name != "covered":
+            shown = f"{value:.2%}" if name.endswith("accuracy") else f"{value:.4f}"
+            whose = "held-out clients" if name.startswith("holdout") else "held-out rows"
+            yield name.replace("_", " "), f"{shown}   ({whose}{cover})"
+
+
+def promised_lines(run: Run, spent_by: str) -> Lines:
+    """The guarantee, and what it was spent by."""
+    from sordino.privacy import show_epsilon
+
+    summary = run.summary
+    yield "epsilon", show_epsilon(run.epsilon) + (f"   {summary['caveat']}" if "caveat" in summary else "")
+    if run.delta is not None:
+        yield "delta", f"{run.delta:g}"
+    yield "unit", f"one {summary['unit']} of {summary['n']}; relation: {summary['relation']}"
+    noise = f"noise multiplier {summary['noise_multiplier']:.4f}, accountant {summary['accountant']}"
+    yield "spent by", f"{spent_by}, {noise}"
+    if summary["seeded"]:
+        yield "seeded", "a known seed voids the guarantee: for experiments only"
 
 
 def show_warning(message: Warning | str, *_: Any, **__: Any) -> None:

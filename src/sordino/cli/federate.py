@@ -2,42 +2,22 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
-import typer
-
+import sordino.cli.options as given
 from sordino.cli.common import (
-    Accountant,
-    AsJson,
-    Classes,
-    Data,
-    KeepCheckpoint,
-    Model,
-    Out,
-    Resume,
-    Secure,
+    Lines,
     budget_of,
-    drawn_at_last,
     initial_model,
-    interruptible,
-    loss_for,
+    measured_lines,
     parsed_settings,
+    promised_lines,
+    run_and_show,
     run_folder,
-    show_warning,
+    task_for,
 )
-from sordino.named import (
-    ALGORITHMS,
-    CLIPS,
-    ENGINES,
-    LOCAL_RULES,
-    NOISES,
-    PARTICIPATIONS,
-    PARTITIONS,
-    SERVERS,
-)
+from sordino.named import CLIPS, LOCAL_RULES, NOISES, PARTICIPATIONS, SERVERS
 
 if TYPE_CHECKING:
     from sordino.clipping.policy import ClippingPolicy
@@ -52,87 +32,44 @@ if TYPE_CHECKING:
 
 
 def federate(
-    data: Data,
-    algorithm: Annotated[
-        str | None,
-        typer.Option(
-            help=f"{ALGORITHMS.help()}. By default adabest; under privacy or with a --server fedavg."
-        ),
-    ] = None,
-    clients: Annotated[
-        int | None, typer.Option(help="That train; by default 100, or all there are in the data.")
-    ] = None,
-    per_round: Annotated[
-        int, typer.Option(help="Clients in a round; under privacy expected, or exactly.")
-    ] = 10,
-    rounds: Annotated[int, typer.Option(help="How many.")] = 100,
-    partition: Annotated[
-        str | None,
-        typer.Option(help=f"Who has which rows: {PARTITIONS.help()}."),
-    ] = None,
-    holdout: Annotated[int, typer.Option(help="Further clients that never train, to tune by.")] = 0,
-    participation: Annotated[
-        str | None, typer.Option(help=f"Who comes when: {PARTICIPATIONS.help()}.")
-    ] = None,
-    local: Annotated[str, typer.Option(help=f"How clients step: {LOCAL_RULES.help()}.")] = "sgd",
-    local_epochs: Annotated[int, typer.Option(help="Passes over a client's rows in a round.")] = 5,
-    batch_size: Annotated[int, typer.Option(help="Of a local step.")] = 45,
-    max_examples: Annotated[int | None, typer.Option(help="Rows a client uses in a round, at most.")] = None,
-    short_batches: Annotated[
-        bool, typer.Option("--short-batches", help="Leave the last batch short; else it is topped up.")
-    ] = False,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="NAME=VALUE",
-            help="learning_rate, decay (of it, per round), keep_rates, beta, mu, tol, server_rate, momentum, "
-            "threshold, target_quantile, restart_every, ...",
-        ),
-    ] = None,
-    server: Annotated[
-        str | None,
-        typer.Option(help=f"The server's step: {SERVERS.help()}."),
-    ] = None,
-    epsilon: Annotated[float | None, typer.Option(help="User-level privacy: the budget. No default.")] = None,
-    delta: Annotated[float | None, typer.Option(help="Should be below 1/clients. No default.")] = None,
-    noise_multiplier: Annotated[
-        float | None, typer.Option(help="Instead of --epsilon: noise over threshold.")
-    ] = None,
-    drop_out: Annotated[float, typer.Option(help="Probability that a client asked does not deliver.")] = 0.0,
-    slowness: Annotated[float, typer.Option(help="Lognormal spread of how long clients take.")] = 0.0,
-    deadline: Annotated[
-        float | None, typer.Option(help="In times of an average client's work; later ones are left out.")
-    ] = None,
-    over_selection: Annotated[
-        float, typer.Option(help="Ask that many times the clients wanted, and take the first.")
-    ] = 1.0,
-    model: Model = None,
-    workers: Annotated[
-        int | None, typer.Option(help="Processes that share the local work; by default as many as pay.")
-    ] = None,
-    patience: Annotated[
-        float | None, typer.Option(help="Seconds a client may take; without it a round waits.")
-    ] = None,
-    engine: Annotated[str, typer.Option(help=f"{ENGINES.help()}.")] = "auto",
-    store: Annotated[str, typer.Option(help="What clients keep lies in memory or in a file.")] = "memory",
-    evaluations: Annotated[int, typer.Option(help="How often the test rows are looked at.")] = 10,
-    accountant: Accountant = "auto",
-    classes: Classes = None,
-    seed: Annotated[
-        int | None, typer.Option(help="For experiments: under privacy a known seed voids the guarantee.")
-    ] = None,
-    secure: Secure = False,
-    out: Out = None,
-    resume: Resume = False,
-    keep_checkpoint: KeepCheckpoint = False,
-    show_unprotected: Annotated[
-        bool,
-        typer.Option(
-            "--show-unprotected", help="Under privacy, write down sizes, labels and rates of clients too."
-        ),
-    ] = False,
-    as_json: AsJson = False,
+    data: given.Data,
+    algorithm: given.Algorithm = None,
+    clients: given.Clients = None,
+    per_round: given.PerRound = 10,
+    rounds: given.Rounds = 100,
+    partition: given.Partition = None,
+    holdout: given.Holdout = 0,
+    participation: given.Participation = None,
+    local: given.Local = "sgd",
+    local_epochs: given.LocalEpochs = 5,
+    batch_size: given.LocalBatch = 45,
+    max_examples: given.MaxExamples = None,
+    short_batches: given.ShortBatches = False,
+    settings: given.FederatedSettings = None,
+    server: given.Server = None,
+    epsilon: given.UserEpsilon = None,
+    delta: given.UserDelta = None,
+    noise_multiplier: given.NoiseMultiplier = None,
+    drop_out: given.DropOut = 0.0,
+    slowness: given.Slowness = 0.0,
+    deadline: given.Deadline = None,
+    over_selection: given.OverSelection = 1.0,
+    model: given.Model = None,
+    workers: given.Workers = None,
+    patience: given.Patience = None,
+    engine: given.Engine = "auto",
+    store: given.Store = "memory",
+    evaluations: given.Evaluations = 10,
+    accountant: given.Accountant = "auto",
+    classes: given.Classes = None,
+    seed: given.Seed = None,
+    secure: given.Secure = False,
+    device: given.Device = None,
+    out: given.Out = None,
+    resume: given.Resume = False,
+    keep_checkpoint: given.KeepCheckpoint = False,
+    show_unprotected: given.ShowClients = False,
+    as_json: given.AsJson = False,
 ) -> None:
     """Train one model across many clients, on this machine, with or without privacy for each of them."""
     budget = budget_of(epsilon, delta, noise_multiplier)
@@ -141,96 +78,52 @@ def federate(
         raise ValueError("--delta needs an --epsilon or a --noise-multiplier: there are no defaults")
     if resume and out is None:
         raise ValueError("--resume needs the directory of the run: give it as --out")
-    chosen = parsed_settings(settings or [])
+    parts = _parts(parsed_settings(settings or []), algorithm, local, server, private)
 
     from sordino.data import load
     from sordino.federated import Conditions
     from sordino.federated import federate as run_federation
-    from sordino.models import default_model, next_word_accuracy
-    from sordino.report import draw_federated_report
-    from sordino.runs import to_json
+    from sordino.models import default_model
 
-    rate = _number(chosen, "learning_rate", 0.1)
-    decay = _number(chosen, "decay", 1.0 if local == "adadp" else 0.998)
-    keep_rates = chosen.pop("keep_rates", True)
-    if not isinstance(keep_rates, bool):
-        raise ValueError(f"keep_rates must be true or false, not {keep_rates!r}")
-    noise = _noise(chosen, server, private)
-    clip = _clip(chosen) if private else None
-    rule = _local(local, chosen, server)
-    chosen_algorithm = _algorithm(algorithm, server, chosen, private)  # takes the settings that are left
-    if resume and out is not None:
-
-        def draw(summary: dict[str, Any], history: list[dict[str, Any]]) -> None:
-            draw_federated_report(summary, history, out)
-
-        if drawn_at_last(out, draw, as_json):
-            return
+    conditions = Conditions(drop_out, slowness, deadline, over_selection)
     loaded = load(data, classes=classes)
     spec = model or default_model(loaded.name, loaded.input_shape)
     network = initial_model(spec, loaded, seed)
     folder = run_folder(out, loaded.name)
     dealt = _partition(partition, loaded)
-    observe: Callable[[Any], dict[str, float] | None] | None = None
-    if loaded.task == "next-word" and loaded.test is not None:
-        test, every = loaded.test, max(1, rounds // max(1, evaluations))
+    recorded: dict[str, Any] = {"out": folder, "resume": resume, "keep_checkpoint": keep_checkpoint, "progress": True}
+    run = partial(
+        run_federation, network, task_for(loaded), loaded.train, **parts, **recorded,
+        rounds=rounds, clients=clients, partition=dealt, holdout=holdout, per_round=per_round,
+        participation=_participation(participation, per_round, clients, dealt, holdout),
+        local_epochs=local_epochs, batch_size=batch_size, top_up=not short_batches, max_examples=max_examples,
+        conditions=conditions, patience=patience, engine=engine, workers=workers, store=store, device=device,
+        budget=budget, noise_multiplier=noise_multiplier, delta=None if budget is not None else delta,
+        accountant=accountant, seed=seed, secure=secure, show_unprotected=show_unprotected,
+        test=loaded.test, evaluations=evaluations, data_name=loaded.name, details={"model": spec},
+        assumptions=[f"public: {fact}" for fact in loaded.public] if private else [],
+    )  # fmt: skip
+    run_and_show(folder, as_json, run, _lines)
 
-        def observe(seen: Any) -> dict[str, float] | None:
-            if seen.now.number % every and seen.now.number != rounds:
-                return None
-            return {"next_word_accuracy": next_word_accuracy(network, test)}
 
-    with warnings.catch_warnings(), interruptible(folder):
-        warnings.showwarning = show_warning
-        run = run_federation(
-            network,
-            loss_for(loaded),
-            loaded.train,
-            rounds=rounds,
-            clients=clients,
-            partition=dealt,
-            holdout=holdout,
-            algorithm=chosen_algorithm,
-            local=rule,
-            per_round=per_round,
-            participation=_participation(participation, per_round, clients, dealt, holdout),
-            local_epochs=local_epochs,
-            batch_size=batch_size,
-            top_up=not short_batches,
-            max_examples=max_examples,
-            rate=rate,
-            decay=decay,
-            keep_rates=keep_rates,
-            conditions=Conditions(drop_out, slowness, deadline, over_selection),
-            patience=patience,
-            budget=budget,
-            noise_multiplier=noise_multiplier,
-            delta=None if budget is not None else delta,
-            clip=clip,
-            noise=noise,
-            accountant=accountant,
-            show_unprotected=show_unprotected,
-            test=loaded.test,
-            evaluations=evaluations,
-            observe=observe,
-            seed=seed,
-            secure=secure,
-            engine=engine,
-            workers=workers,
-            store=store,
-            out=folder,
-            resume=resume,
-            keep_checkpoint=keep_checkpoint,
-            progress=True,
-            data_name=loaded.name,
-            assumptions=[f"public: {fact}" for fact in loaded.public] if private else [],
-            details={"model": spec},
-        )
-        draw_federated_report(run.summary, run.history, folder)
-    if as_json:
-        print(to_json({**run.summary, "run": str(folder)}))
-    else:
-        _print(run, folder)
+def _parts(
+    chosen: dict[str, Any], algorithm: str | None, local: str, server: str | None, private: bool
+) -> dict[str, Any]:
+    """What the settings are settings of; each part takes its own, and the algorithm those that are left."""
+    rate = _number(chosen, "learning_rate", 0.1)
+    decay = _number(chosen, "decay", 1.0 if local == "adadp" else 0.998)
+    keep_rates = chosen.pop("keep_rates", True)
+    if not isinstance(keep_rates, bool):
+        raise ValueError(f"keep_rates must be true or false, not {keep_rates!r}")
+    return {
+        "rate": rate,
+        "decay": decay,
+        "keep_rates": keep_rates,
+        "noise": _noise(chosen, server, private),
+        "clip": _clip(chosen) if private else None,
+        "local": _local(local, chosen, server),
+        "algorithm": _algorithm(algorithm, server, chosen, private),
+    }
 
 
 def _number(chosen: dict[str, Any], name: str, default: float) -> float:
@@ -316,34 +209,15 @@ def _participation(
     return found
 
 
-def _print(run: Run, folder: Path) -> None:
-    from sordino.privacy import show_epsilon
-
+def _lines(run: Run) -> Lines:
     summary = run.summary
-    measured = {**run.metrics}
-    if run.history and "next_word_accuracy" in run.history[-1]:
-        measured["next_word_accuracy"] = run.history[-1]["next_word_accuracy"]
     private = summary["private"]
-    cover = "; not covered by the guarantee" if private else ""
-    for name, value in measured.items():
-        if name != "covered":
-            shown = f"{value:.2%}" if name.endswith("accuracy") else f"{value:.4f}"
-            whose = "held-out clients" if name.startswith("holdout") else "held-out rows"
-            print(f"{name.replace('_', ' '):18s} {shown}   ({whose}{cover})")
-    print(f"{'clients':18s} {summary['clients']}, {summary['rounds']} rounds, engine {summary['engine']}")
+    yield from measured_lines(run, "; not covered by the guarantee" if private else "")
+    yield "clients", f"{summary['clients']}, {summary['rounds']} rounds, engine {summary['engine']}"
     left = sum(len(line.get("left_out", {})) for line in run.history)
     if left:
-        print(f"{'left out':18s} {left} times a client did not deliver (history.jsonl says who and why)")
+        yield "left out", f"{left} times a client did not deliver (history.jsonl says who and why)"
     if private:
-        caveat = f"   {summary['caveat']}" if "caveat" in summary else ""
-        print(f"{'epsilon':18s} {show_epsilon(run.epsilon)}{caveat}")
-        if run.delta is not None:
-            print(f"{'delta':18s} {run.delta:g}")
-        print(f"{'unit':18s} one user of {summary['n']}; relation: {summary['relation']}")
-        noise = f"noise multiplier {summary['noise_multiplier']:.4f}, accountant {summary['accountant']}"
-        print(f"{'spent by':18s} {summary['rounds']} rounds, {noise}")
-        if summary["seeded"]:
-            print(f"{'seeded':18s} a known seed voids the guarantee: for experiments only")
+        yield from promised_lines(run, f"{summary['rounds']} rounds")
     else:
-        print(f"{'epsilon':18s} {show_epsilon(run.epsilon)}")
-    print(f"{'run':18s} {folder}")
+        yield "epsilon", "infinite: nothing is promised"

@@ -2,32 +2,21 @@
 
 from __future__ import annotations
 
-import warnings
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
-import typer
-
+import sordino.cli.options as given
 from sordino.cli.common import (
-    Accountant,
-    AsJson,
-    Classes,
-    Data,
-    KeepCheckpoint,
-    Model,
-    Out,
-    Resume,
-    Secure,
+    Lines,
     budget_of,
-    drawn_at_last,
     initial_model,
-    interruptible,
-    loss_for,
+    measured_lines,
     parsed_settings,
+    promised_lines,
+    run_and_show,
     run_folder,
-    show_warning,
+    task_for,
 )
-from sordino.named import METHODS, SAMPLINGS
 
 if TYPE_CHECKING:
     from sordino.runs import Run
@@ -36,103 +25,80 @@ if TYPE_CHECKING:
 
 
 def train(
-    data: Data,
-    epsilon: Annotated[float | None, typer.Option(help="The budget, above 0. No default.")] = None,
-    delta: Annotated[
-        float | None, typer.Option(help="Strictly between 0 and 1; below 1/n. No default.")
-    ] = None,
-    noise_multiplier: Annotated[
-        float | None,
-        typer.Option(help="Instead of --epsilon: noise over threshold. 0 means none, epsilon inf."),
-    ] = None,
-    method: Annotated[str, typer.Option(help=f"{METHODS.help()}.")] = "auto",
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="NAME=VALUE", help="A setting of the method, e.g. learning_rate=0.5."),
-    ] = None,
-    epochs: Annotated[
-        float | None,
-        typer.Option(help="Passes over the data (expected); by default from the number of rows."),
-    ] = None,
-    batch_size: Annotated[
-        int | None, typer.Option(help="Expected batch size; by default from the number of rows.")
-    ] = None,
-    model: Model = None,
-    sampling: Annotated[str | None, typer.Option(help=f"{SAMPLINGS.help()}.")] = None,
-    accountant: Accountant = "auto",
-    classes: Classes = None,
-    seed: Annotated[
-        int | None, typer.Option(help="For experiments only: a known seed voids the guarantee.")
-    ] = None,
-    secure: Secure = False,
-    out: Out = None,
-    resume: Resume = False,
-    keep_checkpoint: KeepCheckpoint = False,
-    show_unprotected: Annotated[
-        bool, typer.Option("--show-unprotected", help="Show the training loss, which no guarantee covers.")
-    ] = False,
-    as_json: AsJson = False,
+    data: given.Data,
+    epsilon: given.Epsilon = None,
+    delta: given.Delta = None,
+    noise_multiplier: given.NoiseMultiplier = None,
+    method: given.Method = "auto",
+    settings: given.Settings = None,
+    epochs: given.Epochs = None,
+    batch_size: given.BatchSize = None,
+    model: given.Model = None,
+    sampling: given.Sampling = None,
+    accountant: given.Accountant = "auto",
+    classes: given.Classes = None,
+    seed: given.Seed = None,
+    secure: given.Secure = False,
+    device: given.Device = None,
+    evaluations: given.Evaluations = 10,
+    out: given.Out = None,
+    resume: given.Resume = False,
+    keep_checkpoint: given.KeepCheckpoint = False,
+    show_unprotected: given.ShowLoss = False,
+    as_json: given.AsJson = False,
 ) -> None:
     """Train a model privately: a budget goes in; a model, a certificate and a report come out."""
     budget = budget_of(epsilon, delta, noise_multiplier)
+    if resume and out is None:
+        raise ValueError("--resume needs the directory of the run: give it as --out")
     chosen = parsed_settings(settings or [])
 
     from sordino.data import load
     from sordino.methods import method_named
     from sordino.models import default_model
-    from sordino.report import draw_report
-    from sordino.runs import to_json
     from sordino.training import train as run_training
 
-    if resume and out is not None:
-
-        def draw(summary: dict[str, Any], history: list[dict[str, Any]]) -> None:
-            draw_report(summary, history, out / "report.png")
-
-        if drawn_at_last(out, draw, as_json):
-            return
-    loaded = load(data, classes=classes)
-    recipe = method_named(method, chosen)
-    if recipe.private and budget is None and noise_multiplier is None:
+    how = method_named(method, chosen)
+    if how.private and budget is None and noise_multiplier is None:
         raise ValueError(
-            f"{recipe.name} needs a budget: give --epsilon and --delta (or --noise-multiplier); there are no defaults"
+            f"{how.name} needs a budget: give --epsilon and --delta (or --noise-multiplier); there are no defaults"
         )
-    if resume and out is None:
-        raise ValueError("--resume needs the directory of the run: give it as --out")
+    loaded = load(data, classes=classes)
     spec = model or default_model(loaded.name, loaded.input_shape)
-    network = initial_model(spec, loaded, seed)
     folder = run_folder(out, loaded.name)
-    with warnings.catch_warnings(), interruptible(folder):
-        warnings.showwarning = show_warning
-        run = run_training(
-            network,
-            loss_for(loaded),
-            loaded.train,
-            method=recipe,
-            epochs=epochs,
-            batch_size=batch_size,
-            budget=budget,
-            noise_multiplier=noise_multiplier,
-            delta=delta,
-            sampling=sampling,
-            test=loaded.test,
-            seed=seed,
-            secure=secure,
-            accountant=accountant,
-            out=folder,
-            resume=resume,
-            keep_checkpoint=keep_checkpoint,
-            show_unprotected=show_unprotected,
-            progress=True,
-            data_name=loaded.name,
-            assumptions=[f"public: {fact}" for fact in loaded.public],
-            details={"model": spec},
-        )
-        draw_report(run.summary, run.history, folder / "report.png")
-    if as_json:
-        print(to_json({**run.summary, "run": str(folder)}))
-    else:
-        _print(run, folder)
+    run = partial(
+        run_training,
+        initial_model(spec, loaded, seed),
+        task_for(loaded),
+        loaded.train,
+        method=how,
+        epochs=epochs,
+        batch_size=batch_size,
+        sampling=sampling,
+        budget=budget,
+        noise_multiplier=noise_multiplier,
+        delta=delta,
+        accountant=accountant,
+        seed=seed,
+        secure=secure,
+        device=device,
+        test=loaded.test,
+        evaluations=evaluations,
+        show_unprotected=show_unprotected,
+        out=folder,
+        resume=resume,
+        keep_checkpoint=keep_checkpoint,
+        progress=True,
+        data_name=loaded.name,
+        assumptions=[f"public: {fact}" for fact in loaded.public],
+        details={"model": spec},
+    )
+    run_and_show(folder, as_json, run, _lines)
+
+
+def _lines(run: Run) -> Lines:
+    yield from measured_lines(run, "; not covered by the guarantee")
+    yield from promised_lines(run, _batches(run.summary))
 
 
 def _batches(summary: dict[str, Any]) -> str:
@@ -144,25 +110,3 @@ def _batches(summary: dict[str, Any]) -> str:
         of_trees = "one tree" if every is None else f"trees of {every * summary['steps_per_epoch']} steps"
         return f"{taken} in {of_trees}, {summary['steps_per_epoch']} steps to an epoch"
     return taken
-
-
-def _print(run: Run, folder: Path) -> None:
-    from sordino.privacy import show_epsilon
-
-    summary = run.summary
-    for name, value in run.metrics.items():
-        if name != "covered":
-            shown = f"{value:.2%}" if name.endswith("accuracy") else f"{value:.4f}"
-            print(f"{name.replace('_', ' '):15s} {shown}   (held-out rows; not covered by the guarantee)")
-    caveat = f"   {summary['caveat']}" if "caveat" in summary else ""
-    print(f"{'epsilon':15s} {show_epsilon(run.epsilon)}{caveat}")
-    if run.delta is not None:
-        print(f"{'delta':15s} {run.delta:g}")
-    print(f"{'unit':15s} one {summary['unit']} of {summary['n']}; relation: {summary['relation']}")
-    noise = summary["noise_multiplier"]
-    print(
-        f"{'spent by':15s} {_batches(summary)}, noise multiplier {noise:.4f}, accountant {summary['accountant']}"
-    )
-    if summary["seeded"]:
-        print(f"{'seeded':15s} a known seed voids the guarantee: for experiments only")
-    print(f"{'run':15s} {folder}")

@@ -24,10 +24,22 @@ from sordino.gradients import Norms
 
 @dataclass(frozen=True)
 class Quantile(ClippingPolicy):
-    """C moves so that a fraction ``target_quantile`` of the units is not clipped.
+    """A threshold C that moves so that a fraction ``target_quantile`` of the units is not clipped.
 
-    The count of units within C is released jointly with the gradient, centred (b_i - 1/2), so that one unit
-    moves it by 1/2; its noise is max(m/20, z), with m the expected batch.
+    Args:
+        target_quantile: The fraction, in [0, 1].
+        threshold: C_0, where it starts.
+        speed: C <- C exp(-speed (fraction within C - target_quantile)).
+        largest: C goes no further: noise that makes gradients grow must not make itself grow.
+
+    Guarantee: a unit moves the sum by at most C. The count of units within C is released too, centred, so
+    that one unit moves it by 1/2; its noise is max(m/20, z), with m the expected batch. Under independent
+    noise both are one joint release.
+
+    Reference: Andrew et al., "Differentially private learning with adaptive clipping", NeurIPS 2021.
+
+    >>> Quantile(0.8).probes(noise_multiplier=1.0, expected_batch=100)[0].sensitivity
+    0.5
     """
 
     target_quantile: float = 0.5  # gamma

@@ -101,7 +101,15 @@ class Sampling(ABC):
 class Poisson(Sampling):
     """Every unit takes part in every step with probability ``rate``, independently of all else.
 
-    An empty batch is a batch: it releases noise and is charged. The rate is rounded down to 64 bits.
+    An empty batch is a batch: it releases noise and is charged.
+
+    Args:
+        rate: In (0, 1], rounded down to 64 bits.
+
+    Guarantee: amplified, for those who do not see which units were in a batch.
+
+    Reference: Abadi et al., 2016; Mironov, Talwar and Zhang, "Rényi differential privacy of the sampled
+    Gaussian mechanism", 2019.
 
     >>> Poisson(rate=0.25).expected_batch(1000)
     250.0
@@ -187,9 +195,16 @@ class _Batches(Sampling):
 
 @dataclass(frozen=True)
 class FixedOrder(_Batches):
-    """Batches in the order of the data, the same every epoch: priced without amplification.
+    """Batches in the order of the data, the same every epoch.
 
-    Within an epoch batches are disjoint, so an epoch costs what one step costs.
+    Args:
+        batch_size: Units in a batch; what is left over after the last whole batch is never used.
+
+    Guarantee: not amplified, and nothing is assumed to be random. Within an epoch batches are disjoint, so
+    an epoch costs what one step costs.
+
+    >>> FixedOrder(100).charges(steps=30, n=1050), FixedOrder(100).never_drawn(1050)  # three epochs of ten
+    (3, 50)
     """
 
     @classmethod
@@ -213,10 +228,20 @@ class FixedOrder(_Batches):
 
 @dataclass(frozen=True)
 class Shuffled(_Batches):
-    """A fresh permutation every epoch, cut into batches: priced without amplification.
+    """A fresh permutation every epoch, cut into batches.
 
-    The permutation stays for ``every`` epochs, or with None for good. ``assume_poisson=True`` prices it as Poisson
-    sampling, as the papers do. That is not a guarantee for this sampling, and every output says so.
+    Args:
+        batch_size: Units in a batch; what is left over is in none this time.
+        assume_poisson: Price it as Poisson sampling, as the papers do. That is not a guarantee for this
+            sampling, and every output says so.
+        every: The permutation stays for so many epochs, or with None for good.
+
+    Guarantee: not amplified; an epoch costs what one step costs.
+
+    >>> Shuffled(100).charges(steps=30, n=1000), Shuffled(100, assume_poisson=True).charges(steps=30, n=1000)
+    (3, 30)
+    >>> Shuffled(100, assume_poisson=True).caveat
+    'NOT A GUARANTEE: batches were shuffled but priced as Poisson samples (assume_poisson)'
     """
 
     assume_poisson: bool = False
@@ -276,10 +301,20 @@ class Shuffled(_Batches):
 
 @dataclass(frozen=True)
 class WithoutReplacement(Sampling):
-    """``count`` units a step, drawn anew every time without replacement; time does not depend on how many there are.
+    """``count`` units a step, drawn anew every time without replacement; time does not depend on how many
+    there are.
 
-    A step is priced as sampling without replacement, which is about *substituting* a unit: the sum then moves by 2C.
-    Such prices never add up with those of other samplings.
+    Args:
+        count: Units in a step.
+
+    Guarantee: amplified, for *substituting* a unit, which moves the sum by 2C. Such prices never add up
+    with those of other samplings.
+
+    Reference: Wang, Balle and Kasiviswanathan, "Subsampled Rényi differential privacy and analytical
+    moments accountant", AISTATS 2019.
+
+    >>> WithoutReplacement(10).steps_per_epoch(1000)
+    100
     """
 
     count: int
@@ -336,8 +371,21 @@ class WithoutReplacement(Sampling):
 class Separated(Sampling):
     """``count`` units a step, and a unit that took part sits out at least ``separation`` steps.
 
-    Units are in separation + 1 groups by their number, and a step draws from the group whose turn it is: so the limit
-    holds by construction, and nothing has to be remembered. Nothing is assumed to be secret about who comes when.
+    Units are in separation + 1 groups by their number, and a step draws from the group whose turn it is: so
+    the limit holds by construction, and nothing has to be remembered.
+
+    Args:
+        count: Units in a step.
+        separation: Steps that a unit sits out at least.
+
+    Guarantee: not amplified; nothing is assumed to be secret about who comes when. With tree noise the
+    worst case of all orders with this separation is charged.
+
+    Reference: Kairouz et al., "Practical and private (deep) learning without sampling or shuffling", ICML
+    2021.
+
+    >>> Separated(10, separation=4).charges(steps=100, n=1000)  # a unit comes once in five steps at most
+    20
     """
 
     count: int

@@ -2,9 +2,10 @@
 
 from sordino.federated.algorithms import AdaBest, FedAdam, FedAvg, FedDyn, FedProx, Scaffold, ScaffoldM
 from sordino.federated.conditions import Conditions
-from sordino.federated.federation import Seen, federate
+from sordino.federated.federation import federate
 from sordino.federated.local import LocalAdam, LocalExtrapolation, LocalSgd, OwnLoop
 from sordino.federated.population import Population
+from sordino.federated.process import SeenRound
 
 __all__ = [
     "AdaBest",
@@ -20,6 +21,6 @@ __all__ = [
     "Population",
     "Scaffold",
     "ScaffoldM",
-    "Seen",
+    "SeenRound",
     "federate",
 ]

@@ -18,9 +18,15 @@ Clients = npt.NDArray[np.int64]
 class Conditions:
     """What happens to clients that were asked, drawn from the run's own streams.
 
-    A client drops out with probability ``drop_out``. It takes as long as its local steps, times a lognormal factor of
-    spread ``slowness``; who is not done by ``deadline``, in times of an average client's work, is left out. With
-    ``over_selection`` the server asks that many times the clients it wants, and takes those who are done first.
+    Args:
+        drop_out: The probability that a client does not deliver.
+        slowness: A client takes as long as its local steps, times a lognormal factor of this spread.
+        deadline: Who is not done by then, in times of an average client's work, is left out.
+        over_selection: The server asks that many times the clients it wants, and takes those who are done
+            first. Refused under user-level privacy.
+
+    >>> Conditions(over_selection=1.3).asked(wanted=10, clients=100)
+    13
     """
 
     drop_out: float = 0.0

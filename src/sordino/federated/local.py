@@ -69,7 +69,14 @@ class LocalRule(ABC):
 
 @dataclass(frozen=True)
 class LocalSgd(LocalRule):
-    """v <- momentum v + g;  x <- x - rate v."""
+    """Local SGD: ``v <- momentum v + g;  x <- x - rate v``.
+
+    Args:
+        momentum: Of the heavy ball, in [0, 1), begun anew every round.
+
+    >>> LocalSgd(momentum=0.9).keeps_rate  # the rate is the round's
+    False
+    """
 
     momentum: float = 0.0
 
@@ -107,7 +114,18 @@ class LocalSgd(LocalRule):
 
 @dataclass(frozen=True)
 class LocalAdam(LocalRule):
-    """Adam (Kingma and Ba, 2015), begun anew every round."""
+    """Adam, begun anew every round.
+
+    Args:
+        beta1: How much of the mean gradient is kept at each step.
+        beta2: Likewise of the mean squared gradient.
+        eps: Added to the root of the second moment.
+
+    Reference: Kingma and Ba, "Adam: a method for stochastic optimization", ICLR 2015.
+
+    >>> LocalAdam(beta2=0.99).batches_per_step
+    1
+    """
 
     beta1: float = 0.9
     beta2: float = 0.999
@@ -134,11 +152,23 @@ class LocalAdam(LocalRule):
 
 @dataclass(frozen=True)
 class LocalExtrapolation(LocalRule):
-    """ADADP's step with a rate of its own for every client (Koskela and Honkela, 2020, adaptive federated averaging).
+    """ADADP's step with a rate of its own for every client.
 
-    A full step against two half steps, each on a batch of its own. Their distance, each coordinate relative to
-    max(1, |full|), is the error, and the rate is multiplied by tol / error, within [shrink, grow]. The two half steps
-    are what is kept; a step whose error is above tol is taken back if ``discard``.
+    A full step against two half steps, each on a batch of its own. Their distance, each coordinate relative
+    to ``max(1, |full|)``, is the error, and the rate is multiplied by tol / error, within [shrink, grow]. The
+    two half steps are what is kept.
+
+    Args:
+        tol: The error to hold.
+        discard: Take steps with an error above tol back.
+        shrink: The least factor of the rate in a step.
+        grow: The largest.
+
+    Reference: Koskela and Honkela, "Learning rate adaptation for differentially private learning", AISTATS
+    2020 (adaptive federated averaging).
+
+    >>> LocalExtrapolation().keeps_rate, LocalExtrapolation().batches_per_step
+    (True, 2)
     """
 
     tol: float = 0.1
@@ -186,10 +216,21 @@ class LocalExtrapolation(LocalRule):
 class OwnLoop:
     """A client's local training in one's own words: no step rule, but all of a round of one client.
 
-    ``function(theta, inputs, targets, generator)`` gets the server's parameters [d], the client's own rows, and a
-    generator that is seeded for this round and this client, and returns the client's parameters [d]. It must not write
-    into what it gets, and take all its randomness from the generator. Offset and pull of the algorithm are not in its
-    gradients, so it goes with algorithms that have none: FedAvg and FedAdam.
+    Offset and pull of the algorithm are not in its gradients, so it goes with algorithms that have none:
+    FedAvg and FedAdam.
+
+    Args:
+        function: ``function(theta, inputs, targets, generator)`` gets the server's parameters [d], the
+            client's own rows, and a generator that is seeded for this round and this client, and returns the
+            client's parameters [d]. It must not write into what it gets, and take all its randomness from the
+            generator.
+
+    Guarantee: under user-level privacy what it returns is clipped like any client's update, so it may do
+    what it likes.
+
+    >>> lazy = OwnLoop(lambda theta, inputs, targets, generator: theta - 0.1 * inputs.mean(0))
+    >>> lazy.function(torch.zeros(2), torch.ones(5, 2), None, torch.Generator())
+    tensor([-0.1000, -0.1000])
     """
 
     function: Callable[[Tensor, Any, Any, torch.Generator], Tensor]

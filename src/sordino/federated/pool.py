@@ -17,9 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sordino.federated.algorithms import Round
 from sordino.federated.engines.gradients import threads
-from sordino.federated.rounds import Chunk, Finished, State, Workplace
+from sordino.federated.rounds import Broadcast, Chunk, Finished, Workplace
 
 
 class Pool:
@@ -52,11 +51,9 @@ class Pool:
         for worker in self._workers:
             worker.end()
 
-    def __call__(
-        self, chunks: Iterable[Chunk], theta: Tensor, server: State, now: Round
-    ) -> Iterator[Finished]:
+    def __call__(self, chunks: Iterable[Chunk], sent: Broadcast) -> Iterator[Finished]:
         """What becomes of the chunks, in their order; few are under way at a time."""
-        news = _packed((theta, server, now))
+        news = _packed(sent)
         for worker in self._workers:
             worker.news = news
         source = enumerate(chunks)
@@ -83,7 +80,7 @@ class Pool:
                 elif len(parts) < len(apart.clients):
                     break
                 else:
-                    yield self._together(apart, parts, theta, server, now)
+                    yield self._together(apart, parts, sent)
                 del done[following]
                 following += 1
             if all(worker.task is None for worker in self._workers):
@@ -105,13 +102,11 @@ class Pool:
                     self._workers[i].end()
                     self._workers[i] = self._started(news)
 
-    def _together(
-        self, chunk: Chunk, alone: list[Finished], theta: Tensor, server: State, now: Round
-    ) -> Finished:
+    def _together(self, chunk: Chunk, alone: list[Finished], sent: Broadcast) -> Finished:
         """With as many threads as a worker has: the same to the last digit."""
         alone.sort(key=lambda part: chunk.clients.index(part.clients[0]))
         with threads(self._threads):
-            return self._workplace.stood_in(chunk, alone, theta, server, now)
+            return self._workplace.stood_in(chunk, alone, sent)
 
     def _events(self) -> list[tuple[int, _Task, Finished | None]]:
         """Wait for something to happen: (worker, its task, what came back or None if nothing will)."""
@@ -194,7 +189,7 @@ def _serve(
     for end in inherited:
         end.close()
     torch.set_num_threads(threads)
-    news: tuple[Tensor, State, Round] | None = None
+    news: Broadcast | None = None
     while True:
         try:
             message = pipe.recv_bytes()
@@ -205,7 +200,7 @@ def _serve(
             continue
         assert news is not None
         try:
-            pipe.send_bytes(_packed(workplace.finished(_unpacked(message[1:]), *news)))
+            pipe.send_bytes(_packed(workplace.finished(_unpacked(message[1:]), news)))
         except (OSError, KeyboardInterrupt):  # nobody is there to take it
             return
 

@@ -20,10 +20,20 @@ Rows = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class Population:
-    """``count`` clients over one set of examples; ``rows(client)`` are those of a client, an array of row numbers.
+    """Clients over one set of examples; nothing is kept of each, so a million cost what those who take part
+    cost.
 
-    Nothing is kept per client, so a population of a million costs what those who take part cost. ``mean_examples`` of
-    a client is public, as are the sizes of clients in training without user-level privacy.
+    Args:
+        examples: What the clients' rows are taken from: a pair of tensors or a Dataset.
+        count: How many clients there are.
+        rows: ``rows(client)`` gives an array of row numbers, and is asked for those who take part alone.
+        mean_examples: Of a client; public, as are the sizes of clients in training without user-level
+            privacy.
+
+    >>> data = torch.zeros(1000, 2), torch.zeros(1000)
+    >>> several = Population(data, 10**6, lambda client: np.arange(5) + client % 996, mean_examples=5)
+    >>> several.rows(999_999).tolist()
+    [15, 16, 17, 18, 19]
     """
 
     examples: Examples

@@ -13,7 +13,6 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,11 +21,20 @@ from sordino.data.chance import seeded
 from sordino.federated.algorithms import Algorithm, Participants, Round
 from sordino.federated.engines.gradients import Gradients
 from sordino.federated.local import LocalRule, OwnLoop
-from sordino.federated.population import LocalPlan, Population, Work, rows_or_none
+from sordino.federated.population import LocalPlan, Population, Rows, Work, rows_or_none
 from sordino.federated.store import ClientStore
 from sordino.noise import Streams
 
 State = dict[str, Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Broadcast:
+    """What the server hands out in a round."""
+
+    theta: Tensor  # the cloud model
+    server: State
+    now: Round
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,28 +117,24 @@ class Workplace:
     public_examples: float | None = None  # under privacy clients count as having so many
     draws_randomness: bool = False  # dropout and the like: chunks are of one client then
 
-    def in_turn(
-        self, chunks: Iterable[Chunk], theta: Tensor, server: State, now: Round
-    ) -> Iterator[Finished]:
+    def in_turn(self, chunks: Iterable[Chunk], sent: Broadcast) -> Iterator[Finished]:
         """What becomes of the chunks, one after the other, in this process."""
         for chunk in chunks:
-            yield self.finished(chunk, theta, server, now)
+            yield self.finished(chunk, sent)
 
-    def finished(self, chunk: Chunk, theta: Tensor, server: State, now: Round) -> Finished:
+    def finished(self, chunk: Chunk, sent: Broadcast) -> Finished:
         """The local work of a chunk. Where a client fails, another of the chunk stands in for it."""
         chance = seeded(chunk.seeds[0]) if self.draws_randomness else nullcontext()
         try:
             with torch.no_grad(), self._unseen(), chance:
-                return self._finished(chunk, theta, server, now)
+                return self._finished(chunk, sent)
         except (Exception, SystemExit) as error:  # a client's own code may even exit
             if len(chunk.clients) == 1:
                 return Finished.none(chunk.clients, self.why(f"raised {type(error).__name__}: {error}"))
-        alone = [self.finished(chunk.one(row), theta, server, now) for row in range(len(chunk.clients))]
-        return self.stood_in(chunk, alone, theta, server, now)
+        alone = [self.finished(chunk.one(row), sent) for row in range(len(chunk.clients))]
+        return self.stood_in(chunk, alone, sent)
 
-    def stood_in(
-        self, chunk: Chunk, alone: Sequence[Finished], theta: Tensor, server: State, now: Round
-    ) -> Finished:
+    def stood_in(self, chunk: Chunk, alone: Sequence[Finished], sent: Broadcast) -> Finished:
         """The chunk once more, with another client in the place of those that failed when each was ``alone``."""
         fine = [row for row, part in enumerate(alone) if not part.failed]
         if not fine or len(fine) == len(alone):
@@ -138,7 +142,7 @@ class Workplace:
         # Once more as many at a time as before: fewer may come to other last digits (batched convolutions do), and
         # that somebody failed would be in what the others send.
         rows = [row if row in fine else fine[0] for row in range(len(alone))]
-        together = self.finished(chunk.some(rows), theta, server, now)
+        together = self.finished(chunk.some(rows), sent)
         failed = {client: why for part in alone for client, why in part.failed.items()}
         return replace(together, clients=chunk.clients, failed=together.failed | failed)
 
@@ -150,47 +154,38 @@ class Workplace:
         """Under privacy without warnings: what a client's rows make a library warn of is the client's."""
         return nullcontext() if self.public_examples is None else warnings.catch_warnings(action="ignore")
 
-    def _finished(self, chunk: Chunk, theta: Tensor, server: State, now: Round) -> Finished:
+    def _finished(self, chunk: Chunk, sent: Broadcast) -> Finished:
         parts = [self.population.rows(client) for client in chunk.clients]
         sizes = torch.tensor([[self.plan.examples(len(part))] for part in parts], dtype=torch.float32)
-        counted = sizes if self.public_examples is None else torch.full_like(sizes, self.public_examples)
-        steps = torch.tensor([[float(self.plan.steps(len(part)))] for part in parts])
-        who = Participants(chunk.states, chunk.rounds_since, counted, steps)
+        who = self._participants(chunk, parts, sizes)
         if isinstance(self.rule, OwnLoop):
-            x, rates = self._own_loop(self.rule, chunk, theta), chunk.rates
+            x, rates = self._own_loop(self.rule, chunk, sent.theta), chunk.rates
         else:
-            x, state = self._stepped(self.rule, chunk, parts, who, theta, server, now)
+            x, state = self._stepped(self.rule, chunk, parts, who, sent)
             rates = state["rates"]
             who = replace(who, length=self.rule.length(state))
-        update = theta - x
-        new = self.algorithm.client_update(who, update, server, now)
-        sent = self.algorithm.sends(who, new, update, server, now)
-        largest = [
-            torch.linalg.vector_norm(part, math.inf, dim=1) for part in (*sent.values(), *new.values())
-        ]
-        fine = torch.stack(largest).isfinite().all(0)
-        failed = {
-            client: self.why("returned numbers that are not finite")
-            for client, good in zip(chunk.clients, fine.tolist(), strict=True)
-            if not good
-        }
-        return Finished(chunk.clients, sent, new, rates, sizes, failed)
+        update = sent.theta - x
+        new = self.algorithm.client_update(who, update, sent.server, sent.now)
+        vectors = self.algorithm.sends(who, new, update, sent.server, sent.now)
+        failed = dict.fromkeys(
+            _not_finite(chunk.clients, *vectors.values(), *new.values()),
+            self.why("returned numbers that are not finite"),
+        )
+        return Finished(chunk.clients, vectors, new, rates, sizes, failed)
+
+    def _participants(self, chunk: Chunk, parts: Sequence[Rows], sizes: Tensor) -> Participants:
+        counted = sizes if self.public_examples is None else torch.full_like(sizes, self.public_examples)
+        steps = torch.tensor([[float(self.plan.steps(len(part)))] for part in parts])
+        return Participants(chunk.states, chunk.rounds_since, counted, steps)
 
     def _stepped(
-        self,
-        rule: LocalRule,
-        chunk: Chunk,
-        parts: Sequence[np.ndarray[Any, Any]],
-        who: Participants,
-        theta: Tensor,
-        server: State,
-        now: Round,
+        self, rule: LocalRule, chunk: Chunk, parts: Sequence[Rows], who: Participants, sent: Broadcast
     ) -> tuple[Tensor, State]:
         """The main loop of a client, for all of a chunk at once."""
         work = Work.of(self.plan, parts, chunk.seeds)
-        x = theta.repeat(len(chunk.clients), 1)
-        offset = self.algorithm.offset(who, server, now)
-        pull = self.algorithm.pull(who, server, now)
+        x = sent.theta.repeat(len(chunk.clients), 1)
+        offset = self.algorithm.offset(who, sent.server, sent.now)
+        pull = self.algorithm.pull(who, sent.server, sent.now)
         state = rule.start(x, chunk.rates)
         batch = 0
 
@@ -201,7 +196,7 @@ class Workplace:
             if offset is not None:
                 gradients += offset
             if pull is not None:
-                gradients.addcmul_(pull, at - theta)
+                gradients.addcmul_(pull, at - sent.theta)
             return gradients
 
         while batch + rule.batches_per_step <= int(work.batches.max()):
@@ -216,6 +211,13 @@ class Workplace:
             with torch.enable_grad():
                 rows.append(own_update(rule, theta, inputs, targets, seed))
         return torch.stack(rows)
+
+
+def _not_finite(clients: Sequence[int], *vectors: Tensor) -> list[int]:
+    """The clients that have a number that is not finite in one of their vectors [P, d]."""
+    largest = [torch.linalg.vector_norm(part, math.inf, dim=1) for part in vectors]
+    fine = torch.stack(largest).isfinite().all(0)
+    return [client for client, good in zip(clients, fine.tolist(), strict=True) if not good]
 
 
 def own_update(rule: OwnLoop, theta: Tensor, inputs: Any, targets: Any, seed: int) -> Tensor:

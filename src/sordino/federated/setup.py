@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import multiprocessing
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,21 +18,72 @@ from torch import Tensor, nn
 from sordino.clipping import ClippingPolicy
 from sordino.data import Examples, Poisson, Sampling, Shuffled, WithoutReplacement, as_examples
 from sordino.data.partitions import Natural, Partition, partition_named
-from sordino.described import described as described
+from sordino.described import described
 from sordino.federated.algorithms import Algorithm
 from sordino.federated.conditions import Conditions
 from sordino.federated.engines.gradients import Gradients, choose, seconds_of, threads
 from sordino.federated.local import LocalRule, OwnLoop
+from sordino.federated.options import LocalTraining, Means
 from sordino.federated.population import LocalPlan, Population, Rows, rows_or_none
 from sordino.federated.rounds import made_up_batch, own_update
 from sordino.federated.store import ClientStore
 from sordino.gradients import Loss
 from sordino.noise import Mechanism, Streams
+from sordino.runs.resume import behaviour
 from sordino.runs.writing import writing
+from sordino.tasks import Task, evaluate
 from sordino.vector import ParameterVector
 
 _DEFAULT_CLIENTS = 100
 _MOST_CLIENTS = 2000  # of a population, in tables; ten times as many in fingerprints
+
+
+@dataclass(frozen=True, eq=False)
+class Federation:
+    """Who trains what, and how."""
+
+    model: nn.Module
+    task: Task
+    vector: ParameterVector
+    population: Population
+    tuning: Sequence[Rows]  # of clients that never train
+    algorithm: Algorithm
+    training: LocalTraining
+    means: Means
+    typical: float  # rows of a client: under privacy what passes for it
+    private: bool
+
+    @property
+    def public_examples(self) -> float | None:
+        return self.typical if self.private else None
+
+    @property
+    def conditions(self) -> Conditions:
+        return self.means.conditions or Conditions()
+
+    def measure(self, test: Any) -> Callable[[], dict[str, float]] | None:
+        """Metrics on test rows, and on those of clients that never train; None if there are neither."""
+        if test is None and not self.tuning:
+            return None
+
+        def measured() -> dict[str, float]:
+            found = evaluate(self.model, self.task, test) if test is not None else {}
+            if self.tuning:
+                rows = self.population.examples.take(torch.from_numpy(np.sort(np.concatenate(self.tuning))))
+                found |= evaluate(self.model, self.task, rows, prefix="holdout_")
+            return found
+
+        return measured
+
+    def pins(self, key: bytes) -> dict[str, Any]:
+        """What a resumed run must have in common with it: digests, useless without the key."""
+        examples = self.population.examples
+        return {
+            "rows of the data": examples.fingerprint(key),
+            "rows of the clients": fingerprint(self.population, key),
+            "model or loss": behaviour(self.model, self.vector.theta, self.task.per_example, examples),
+            "patience": self.means.patience,
+        }
 
 
 def check_composition(algorithm: Algorithm, rule: LocalRule | OwnLoop) -> None:

@@ -9,15 +9,15 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from sordino.clipping.policy import ClippingPolicy
-from sordino.data import Sampling
-from sordino.federated.rounds import Finished
+from sordino.federated.rounds import Broadcast, Finished
 from sordino.gate import Door
 from sordino.gradients import MOST_UNITS, Norms, row_squares
-from sordino.noise import Mechanism, Streams
+from sordino.noise import Streams
 from sordino.privacy import Ledger
+from sordino.terms import Terms
 
-LocalWork = Callable[[npt.NDArray[np.int64]], Iterator[Finished]]  # of these clients in this round, in chunks
+# Of these clients with what the server hands out, in chunks.
+LocalWork = Callable[[npt.NDArray[np.int64], Broadcast], Iterator[Finished]]
 
 
 class UserGate(Door):
@@ -34,41 +34,26 @@ class UserGate(Door):
         work: LocalWork,
         names: Sequence[str],
         size: int,
-        clients: int,
-        *,
-        clip: ClippingPolicy,
-        noise_multiplier: float,
-        sampling: Sampling,
-        noise: Mechanism,
-        steps: int,
-        ledger: Ledger,
-        secure: bool,
+        terms: Terms,
         streams: Streams,
+        ledger: Ledger | None = None,
     ) -> None:
-        super().__init__(
-            names,
-            clients,
-            clip=clip,
-            noise_multiplier=noise_multiplier,
-            sampling=sampling,
-            noise=noise,
-            steps=steps,
-            ledger=ledger,
-            secure=secure,
-            streams=streams,
-        )
+        super().__init__(names, terms, streams, ledger)
         self._work, self._names, self._size = work, tuple(names), size
+        self.somebody_failed = (
+            False  # in the last call, who may not fail if it is repeated: for no eyes but ours
+        )
 
-    def _sums_at(self, theta: Tensor | None, vectors: int, numbers: int, step: int) -> tuple[Tensor, Tensor]:
+    def _sums_at(self, at: Broadcast, vectors: int, numbers: int, step: int) -> tuple[Tensor, Tensor]:
         sums = torch.zeros(vectors, len(self._names) * self._size, dtype=torch.float64)
         totals = torch.zeros(numbers, dtype=torch.float64)
-        for part in self._work(self.sampling.units(step, self.units, self.streams)):
+        self.somebody_failed = False
+        for part in self._work(self.sampling.units(step, self.units, self.streams), at):
+            self.somebody_failed |= bool(part.failed)
             if not part.fine:
                 continue
             sent_UD = torch.cat([part.sent[name][part.fine] for name in self._names], dim=1)
-            squares_PU = torch.stack(
-                [row_squares(block) for block in sent_UD.split(self._size, dim=1)]  # type: ignore[no-untyped-call]
-            )
+            squares_PU = torch.stack([row_squares(block) for block in sent_UD.split(self._size, dim=1)])
             norms = self._with_room(Norms(self._names, squares_PU, squares_PU.sum(0).sqrt()))
             if numbers:
                 totals += self.clip.numbers(norms, self.clip_state).sum(1)
@@ -79,4 +64,4 @@ class UserGate(Door):
 
     def parts(self, released: Tensor) -> dict[str, Tensor]:
         """A released vector, taken apart again."""
-        return dict(zip(self._names, released.split(self._size), strict=True))  # type: ignore[no-untyped-call]
+        return dict(zip(self._names, released.split(self._size), strict=True))

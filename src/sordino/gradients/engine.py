@@ -76,7 +76,9 @@ class Engine:
 
     debug = False  # raise what goes wrong with a batch, where values may be quoted: for tests
 
-    def __init__(self, model: nn.Module, loss: Loss, *, microbatch: int | None = None) -> None:
+    def __init__(
+        self, model: nn.Module, loss: Loss, *, microbatch: int | None = None, keep_loss: bool = False
+    ) -> None:
         refuse(model)
         if microbatch is not None and microbatch < 1:
             raise ValueError(f"microbatch must be at least 1, not {microbatch}")
@@ -88,7 +90,8 @@ class Engine:
         self._starts = [slot.start for slot in self.vector.slots]
         self._names = tuple(slot.name for slot in self.vector.slots)
         self._parameters = [slot.parameter for slot in self.vector.slots]
-        self.keep_loss = False
+        self.keep_loss = keep_loss
+        self.ready = False  # prepare() has learnt how the model treats batches
         self.last_loss = 0.0  # if kept, summed over the last batch of ``sums``: private, see Gate
         self.draws_randomness = True  # does a training pass use torch's generator? prepare() finds out
         self._batchnorms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
@@ -144,6 +147,7 @@ class Engine:
         if self.microbatch is None:
             with evaluating(self.model):
                 self.microbatch = self._choose_microbatch(*rows)
+        self.ready = True
 
     def _plan_holds(self, plan: Plan, inputs: Any, targets: Any) -> bool:
         """Do norms and sums by this plan agree with single examples, for several arrangements of the rows?"""

@@ -15,7 +15,11 @@ from sordino.gradients.calls import Loss, call_model
 
 
 class SlowGradients(UserWarning):
-    """Part of the model has no fast rule; its gradients are right but slow."""
+    """Part of the model has no fast rule; its gradients are right but slow.
+
+    >>> import warnings
+    >>> warnings.simplefilter("error", SlowGradients)  # raise instead, to find out which part
+    """
 
 
 def mapped_gradients(

@@ -36,7 +36,12 @@ def refuse(model: nn.Module) -> None:
 def replace_batchnorm(model: nn.Module, groups: int = 32) -> nn.Module:
     """Put GroupNorm in the place of every BatchNorm, in place, and return the model.
 
-    There are up to ``groups`` groups of at least four channels each, or one group. Scale and shift are kept.
+    Batch normalisation mixes the examples of a batch, so that no example's influence is bounded: the gate
+    refuses it. Scale and shift are kept.
+
+    Args:
+        model: Any module; one that is a BatchNorm itself comes back as another.
+        groups: As many groups at most, of at least four channels each, or one group.
 
     >>> replace_batchnorm(nn.Sequential(nn.Conv2d(1, 16, 3), nn.BatchNorm2d(16)))[1].num_groups
     4

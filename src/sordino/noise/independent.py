@@ -18,7 +18,14 @@ from sordino.privacy.events import repeat
 
 @dataclass(frozen=True)
 class Gaussian(Mechanism):
-    """Independent noise: a release is one Gaussian mechanism on a batch, amplified where the sampling allows."""
+    """Independent noise: fresh Gaussian noise on every release.
+
+    Guarantee: a release is one Gaussian mechanism on a batch, amplified where the sampling allows.
+
+    >>> from sordino import Poisson
+    >>> Gaussian().over(Poisson(0.01), 1000, None).cost(50, 1.1, ()).count
+    50
+    """
 
     independent = True
 

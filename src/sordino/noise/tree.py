@@ -6,7 +6,7 @@ grows with the logarithm of the steps. Only the noise needs a tree: what leaves 
 *increment* of the noise, so that sums of what left it have the tree's noise, whether a step rule keeps the sum
 (FTRL) or applies each part at once (SGD form).
 
-The privacy of it, thresholds that move included, is proved in docs/design.md.
+The privacy of it, thresholds that move included, is proved in docs/proofs.md.
 """
 
 from __future__ import annotations
@@ -31,14 +31,25 @@ from sordino.privacy.trees import fixed_order_sensitivity, tree_release, worst_c
 
 @dataclass(frozen=True)
 class Tree(Mechanism):
-    """Noise that is nearly cancelled by the noise of later steps; batches come in an order that may be known.
+    """Noise that later steps nearly cancel; batches come in an order that may be known.
 
-    ``efficient`` estimates a node from all that is known below it (Honaker, 2015), which nearly halves the variance
-    at the same price; without it the tree is the plain binary one. ``restart_every`` epochs a new tree begins, and
-    what noise the sum then has it keeps; None is one tree for all epochs, and "auto" is as often as makes the noise
-    of the sums least at equal privacy, which follows from the number of steps. With ``completion`` a tree that is
-    followed by another is filled up to a power of two with steps without data, so that what it leaves in the sum is
-    the noise of its root alone.
+    Args:
+        efficient: Estimate a node from all that is known below it (Honaker, 2015), which nearly halves
+            the variance at the same price; without it the tree is the plain binary one.
+        restart_every: After so many epochs a new tree begins, and what noise the sum then has it keeps.
+            None is one tree for all epochs, and ``"auto"`` is as often as makes the noise of the sums least
+            at equal privacy, which follows from the number of steps.
+        completion: Fill a tree that is followed by another up to a power of two with steps without data,
+            so that what it leaves in the sum is the noise of its root alone.
+
+    Guarantee: nothing is assumed about sampling. A tree is charged whole when it is opened, for the order
+    its batches really have, thresholds that move included (docs/proofs.md).
+
+    Reference: Kairouz et al., "Practical and private (deep) learning without sampling or shuffling", ICML
+    2021.
+
+    >>> Tree().planned(steps=4800, per_epoch=240)  # auto, worked out
+    Tree(efficient=True, restart_every=2, completion=True)
     """
 
     efficient: bool = True

@@ -28,6 +28,10 @@ class Budget:
 
     There are no defaults: whoever trains on private data decides both.
 
+    Args:
+        epsilon: How much likelier any outcome may become through one unit, as a power of e. Above 0.
+        delta: The probability with which that may fail. Above 0, and to mean anything below 1/n.
+
     >>> Budget(epsilon=3, delta=1e-5)
     Budget(epsilon=3.0, delta=1e-05)
     >>> Budget(epsilon=0, delta=1e-5)
@@ -42,3 +46,19 @@ class Budget:
     def __post_init__(self) -> None:
         object.__setattr__(self, "epsilon", check_epsilon(self.epsilon))
         object.__setattr__(self, "delta", check_delta(self.delta))
+
+
+def budget_of(given: Budget | tuple[float, float] | None) -> Budget | None:
+    """A budget, also from a pair of numbers.
+
+    >>> budget_of((3, 1e-5))
+    Budget(epsilon=3.0, delta=1e-05)
+    """
+    if given is None or isinstance(given, Budget):
+        return given
+    numbers = isinstance(given, tuple | list) and all(
+        isinstance(each, int | float) and not isinstance(each, bool) for each in given
+    )
+    if not numbers or len(given) != 2:
+        raise ValueError(f"a budget has an epsilon and a delta, as in Budget(3, 1e-5), and not {given!r}")
+    return Budget(*given)

@@ -22,6 +22,9 @@ class Ledger:
     event changes nothing. Keys that end in a number (`"step:17"`) are kept as ranges and equal events are
     counted, so thousands of steps take a few bytes; a charge costs a few microseconds.
 
+    Guarantee: what it holds is what was spent, by all gates that were given this ledger.
+    ``price(ledger.event, delta)`` of ``sordino.privacy`` says what that comes to.
+
     >>> from sordino.privacy.events import poisson_gaussian
     >>> ledger = Ledger()
     >>> [ledger.charge(f"step:{i}", poisson_gaussian(1.1, 0.01)) for i in (0, 1, 1)]

@@ -13,9 +13,21 @@ from sordino.steps import Gradient, Plan, StepResult
 
 @dataclass(frozen=True)
 class DistanceOverGradients(RateController):
-    """rate_t = max_(s <= t) |theta_s - theta_0| / sqrt(sum_(s <= t) |g_s|^2), free post-processing.
+    """Distance over gradients: how far training has come, over how large the gradients were.
 
-    ``initial`` is the distance taken for granted at first, relative to 1 + |theta_0|.
+    ``rate_t = max_(s <= t) |theta_s - theta_0| / sqrt(sum_(s <= t) |g_s|^2)``
+
+    Args:
+        initial: The distance taken for granted at first, relative to ``1 + |theta_0|``.
+
+    Guarantee: post-processing of released gradients, which costs no privacy.
+
+    Reference: Ivgi, Hinder and Carmon, "DoG is SGD's best friend: a parameter-free dynamic step size
+    schedule", ICML 2023.
+
+    >>> from sordino import Normalised, Sgd, method
+    >>> method(clip=Normalised(), step=Sgd(), rate=DistanceOverGradients()).describe()["needs"]
+    []
     """
 
     initial: float = 0.1

@@ -13,6 +13,15 @@ from sordino.steps import Gradient, Plan
 
 @dataclass(frozen=True)
 class Constant(RateController):
+    """One rate for the whole run.
+
+    Args:
+        learning_rate: The rate, above 0.
+
+    >>> Constant(0.5).rate(step=7, state={})
+    0.5
+    """
+
     learning_rate: float
 
     def __post_init__(self) -> None:
@@ -24,7 +33,13 @@ class Constant(RateController):
 
 @dataclass(frozen=True)
 class Scheduled(RateController):
-    """From ``learning_rate`` to ``final`` times it along a ``shape`` (linear, cosine), after a linear warm-up.
+    """A rate that falls along a curve, after a linear warm-up.
+
+    Args:
+        learning_rate: Where it starts, or what a warm-up leads to.
+        shape: ``"cosine"`` or ``"linear"``.
+        final: What is left of the rate at the end, as a share.
+        warmup: The share of the steps over which it rises.
 
     >>> controller = Scheduled(1.0, shape="linear", warmup=0.0)
     >>> [controller.rate(step, {"total_steps": 4}) for step in range(4)]

@@ -13,11 +13,25 @@ from sordino.steps import Gradient, StepResult
 
 @dataclass(frozen=True)
 class Hypergradient(RateController):
-    """The loss of a step falls with the rate of the step before if its gradient points along that step.
+    """OSO's rate: it descends its own derivative.
 
-    ``update_by="sign"``: rate <- rate * exp(speed * sign<g_t, u_(t-1)>); ``"cosine"``: rate <- rate * (1 + speed * cos)
-    (the paper's eq. 19). u is the direction of the step before: the gradient itself in SGD, the velocity under
-    momentum.
+    The loss of a step falls with the rate of the step before if its gradient points along that step,
+    u_(t-1): the gradient itself in SGD, the velocity under momentum.
+
+    Args:
+        learning_rate: Where it starts; in T steps it moves by at most e^(speed T).
+        speed: How far it moves in a step.
+        update_by: ``"sign"``: rate <- rate * exp(speed * sign<g_t, u_(t-1)>); ``"cosine"``: rate <- rate
+            * (1 + speed * cos), the paper's eq. 19.
+
+    Guarantee: post-processing of released gradients, which costs no privacy.
+
+    Reference: Galli, Palamidessi and Cucinotta, "Online sensitivity optimization in differentially private
+    learning", AAAI 2024; Rubio, 2017.
+
+    >>> from sordino import Online, Sgd, method
+    >>> method(clip=Online(), step=Sgd(), rate=Hypergradient(0.3)).describe()["adapts"]
+    ['learning_rate', 'threshold']
     """
 
     learning_rate: float = 0.3  # rho_0

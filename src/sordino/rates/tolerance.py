@@ -30,12 +30,30 @@ def default_tolerance(plan: Plan) -> float:
 
 @dataclass(frozen=True)
 class Tolerance(RateController):
-    """rate <- rate * clamp((tol / error)^exponent, shrink, grow) after every step.
+    """ADADP's rate: ``rate <- rate * clamp((tol / error)^exponent, shrink, grow)`` after every step.
 
-    ``tol=None`` takes ``default_tolerance``. Steps with an error above tol are taken back if ``discard`` (their
-    batches are spent all the same). When the step rule stops to estimate errors, the rate falls as
-    1 / (1 + decay k) over the k-th epoch from there. ``reduction="sum"`` reads the starting rate as one for sums
-    of gradients, as the paper has it, and not for means.
+    When the step rule stops to estimate errors, the rate falls as 1 / (1 + decay k) over the k-th epoch
+    from there.
+
+    Args:
+        learning_rate: Where it starts; what it comes to does not depend on it for long.
+        tol: The error to hold; None follows from the plan (``default_tolerance``).
+        exponent: Of tol / error; the authors' code has 0.5.
+        shrink: The least factor of a step.
+        grow: The largest.
+        discard: Take steps with an error above tol back. Their batches are spent all the same.
+        decay: Of the rate, an epoch, once errors are no longer estimated.
+        reduction: ``"sum"`` reads the starting rate as one for sums of gradients, as the paper has it;
+            ``"mean"`` for means.
+
+    Guarantee: post-processing of released gradients, which costs no privacy.
+
+    Reference: Koskela and Honkela, "Learning rate adaptation for differentially private learning", AISTATS
+    2020.
+
+    >>> from sordino import Extrapolation, Normalised, method
+    >>> method(clip=Normalised(), step=Extrapolation(), rate=Tolerance()).describe()["adapts"]
+    ['learning_rate']
     """
 
     learning_rate: float = 0.1  # eta_0: where it starts

@@ -13,13 +13,25 @@ from sordino.steps import Gradient, Plan, StepResult
 
 @dataclass(frozen=True)
 class Travel(RateController):
-    """rate_t = D / sqrt(T * mean_(s <= t) |g_s|^2), with D = ``travel`` * size * sqrt(d).
+    """The classic rate D / (G sqrt(T)), with the size G of the gradients measured as training goes.
 
-    With this rate T steps of unrelated directions lead a distance D away, and noise, which is most of a private
-    gradient, does lead in unrelated directions. How far it may lead is a matter of the scale of the model's
-    parameters (their ``size``, 1/sqrt(fan-in)) and not of batch size, budget, threshold, or number of steps: so
-    one ``travel`` serves them all (docs/results.md has the measurements). The gradients are released ones, so
-    measuring them is free. They are measured in units of the threshold, so when it moves, the rate follows.
+    ``rate_t = D / sqrt(T * mean_(s <= t) |g_s|^2)``, with ``D = travel * size * sqrt(d)``.
+
+    With this rate T steps of unrelated directions lead a distance D away, and noise, which is most of a
+    private gradient, does lead in unrelated directions. How far it may lead is a matter of the scale of the
+    model's parameters (their ``size``, 1/sqrt(fan-in)) and not of batch size, budget, threshold, or number
+    of steps: so one ``travel`` serves them all (docs/results.md has the measurements). The gradients are
+    measured in units of the threshold, so when it moves, the rate follows.
+
+    Args:
+        travel: How far a run may lead, in times of the norm that weights of such shapes have at
+            1/sqrt(fan-in).
+
+    Guarantee: post-processing of released gradients, which costs no privacy.
+
+    >>> from sordino import Normalised, Sgd, method
+    >>> method(clip=Normalised(), step=Sgd(), rate=Travel(), average=0.1).describe()["needs"]  # what auto is
+    []
     """
 
     travel: float = 2.5

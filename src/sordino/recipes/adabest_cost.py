@@ -171,7 +171,7 @@ def _mode() -> Any:
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode
 
-    class Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    class Counting(TorchDispatchMode):
         def __init__(self, count: Count) -> None:
             super().__init__()  # type: ignore[no-untyped-call]
             self.count = count
@@ -223,7 +223,7 @@ def count_round(
     from sordino.federated.algorithms import Round, algorithm_named
     from sordino.federated.local import LocalSgd
     from sordino.federated.population import LocalPlan, Population
-    from sordino.federated.rounds import Workplace, chunks, mean_of
+    from sordino.federated.rounds import Broadcast, Workplace, chunks, mean_of
     from sordino.federated.store import ClientStore
     from sordino.noise import Streams
     from sordino.steps import Plan
@@ -256,7 +256,7 @@ def count_round(
         (chunk,) = chunks(clients, participants, now, store, streams, own_rates=False)
         seen = _Watched(server)
         with counting(of_client):
-            finished = workplace.finished(chunk, theta, seen, now)
+            finished = workplace.finished(chunk, Broadcast(theta, seen, now))
         if finished.failed:
             raise RuntimeError(f"{name}: {finished.failed}")
         with counting(of_server):

@@ -11,7 +11,7 @@ from sordino.recipes.frame import Result
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from sordino.federated import Seen
+    from sordino.federated import SeenRound
 
 # torch is imported inside functions, so that a list of the recipes is quick.
 
@@ -117,12 +117,12 @@ class Watcher:
         self._cosines: list[float] = []
         self._grew = self._foretold = self._agreed = 0
 
-    def __call__(self, seen: Seen) -> dict[str, float]:
+    def __call__(self, seen: SeenRound) -> dict[str, float]:
         if "h" in seen.server and "update" in seen.mean:
             self._follow(seen)
         return {"train_accuracy": self._of_participants(seen)} if seen.now.number in self._measured else {}
 
-    def _follow(self, seen: Seen) -> None:
+    def _follow(self, seen: SeenRound) -> None:
         h, update = seen.server["h"].double(), seen.mean["update"].double()
         before, self._h = self._h, h
         if before is None or not (float(before.norm()) > 0 and float(update.norm()) > 0):
@@ -136,11 +136,11 @@ class Watcher:
         self._foretold += grows
         self._agreed += grows == grew
 
-    def _of_participants(self, seen: Seen) -> float:
+    def _of_participants(self, seen: SeenRound) -> float:
         """Accuracy of the new cloud model on the rows of those who took part, a mean over clients."""
         import torch
 
-        from sordino.training import evaluate
+        from sordino.tasks import evaluate
 
         population = seen.population
         assert population is not None  # it is there where there is no privacy

@@ -1,9 +1,10 @@
-"""Run directories, checkpoints and progress."""
+"""Runs: plan, process, conductor; their directory, checkpoints and progress."""
 
-from sordino.runs.checkpoint import Checkpoint, delete_checkpoint, restore_
-from sordino.runs.closing import Run, closed_run
+from sordino.runs.checkpoint import Checkpoint, Saved, delete_checkpoint, restore_
+from sordino.runs.closing import Run
 from sordino.runs.directory import RunDirectory, to_json
-from sordino.runs.opening import claimed, one_run_per_directory
+from sordino.runs.opening import claimed
+from sordino.runs.process import Seen
 from sordino.runs.progress import TrainingBar
 from sordino.runs.writing import CannotWrite, replace_file
 
@@ -12,11 +13,11 @@ __all__ = [
     "Checkpoint",
     "Run",
     "RunDirectory",
+    "Saved",
+    "Seen",
     "TrainingBar",
     "claimed",
-    "closed_run",
     "delete_checkpoint",
-    "one_run_per_directory",
     "replace_file",
     "restore_",
     "to_json",

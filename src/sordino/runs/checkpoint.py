@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import shutil
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +52,35 @@ class Checkpoint:
                 f"the checkpoint {path} cannot be read ({error}): start the run afresh"
             ) from error
         return cls(_merge(numbers, tensors))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Saved:
+    """Where a run stood: what a checkpoint holds."""
+
+    plan: dict[str, Any]
+    pinned: dict[str, Any]
+    step: int  # so many are done
+    unlogged: bool  # the last of them has not been shown yet
+    key: str
+    seeded: bool
+    threads: int  # the order of additions depends on it
+    history_size: int
+    process: dict[str, Any]
+
+    def save(self, folder: Path) -> None:
+        Checkpoint({each.name: getattr(self, each.name) for each in fields(self)}).save(folder)
+
+    @staticmethod
+    def load(folder: Path) -> Saved | None:
+        found = Checkpoint.load(folder)
+        if found is None:
+            return None
+        if set(found.state) != {each.name for each in fields(Saved)}:
+            raise ValueError(
+                f"the checkpoint in {folder} is of another version of Sordino: start the run afresh"
+            )
+        return Saved(**found.state)
 
 
 def delete_checkpoint(folder: Path) -> None:

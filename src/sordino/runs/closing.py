@@ -5,19 +5,20 @@ from __future__ import annotations
 import math
 import resource
 import time
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from dp_accounting import DpEvent
 from torch import nn
 
-from sordino.privacy import Guarantee, certificate
+from sordino.privacy import Ledger, certificate
 from sordino.privacy.certificate import epsilon_to_json, sordino_version
+from sordino.report import drawn
 from sordino.runs.checkpoint import delete_checkpoint
-from sordino.runs.directory import RunDirectory
+from sordino.runs.plan import RunPlan
+from sordino.runs.process import Line, Process
+from sordino.runs.recording import Recording
 
 
 @dataclass(frozen=True)
@@ -34,34 +35,23 @@ class Run:
     path: Path | None = None
 
 
-def closed_run(
-    model: nn.Module,
-    directory: RunDirectory | None,
-    *,
-    guarantee: Guarantee,
-    event: DpEvent,
-    unit: str,
-    assumptions: Sequence[str],
-    plan: Mapping[str, Any],
-    metrics: dict[str, Any],
-    facts: Mapping[str, Any],
-    history: list[dict[str, Any]],
-    started: float,
-    keep_checkpoint: bool,
-    files: Mapping[str, dict[str, Any]] | None = None,
-) -> Run:
-    """Write everything down, ``files`` too, and delete the checkpoint. ``facts`` go into run.json beside the plan."""
+def closed_run(process: Process, plan: RunPlan, recording: Recording, history: list[Line]) -> Run:
+    """Write everything down, the report too, and delete the checkpoint."""
+    guarantee, directory, described = process.promise.total, recording.directory, plan.describe()
     document = certificate(
         guarantee=guarantee,
-        event=event,
-        unit=unit,
-        assumptions=assumptions,
-        seeded=plan["seeded"],
+        event=process.promise.paid(Ledger() if process.door is None else process.door.ledger),
+        unit=plan.unit,
+        assumptions=plan.assumptions,
+        seeded=plan.seeded,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
     )
+    last = history[-1]  # evaluated, if there is anything to evaluate on
+    metrics = {name: value for name, value in last.items() if name.startswith(("test_", "holdout_"))}
+    metrics["covered"] = False
     summary = {
         "status": "complete",
-        **plan,
+        **described,
         "relation": guarantee.relation,
         "epsilon": epsilon_to_json(guarantee.epsilon),
         "zcdp_rho": guarantee.zcdp_rho,
@@ -69,23 +59,25 @@ def closed_run(
         "accountant": guarantee.accountant,
         "assumptions": document["assumptions"],
         "metrics": metrics,
-        **facts,
-        "checkpoint_kept": keep_checkpoint and directory is not None,
+        **process.facts(),
+        "checkpoint_kept": recording.asked.keep_checkpoint and directory is not None,
         "sordino_version": sordino_version(),
-        **_machine_figures(time.monotonic() - started, private=bool(plan["noise_multiplier"])),
+        **_machine_figures(time.monotonic() - recording.started, private=bool(plan.terms.multiplier)),
     }
     if directory is not None:
-        directory.write_model(model)
-        for name, content in {"certificate.json": document, **(files or {})}.items():
+        directory.write_model(process.model)
+        files = {"certificate.json": document, **process.files()}
+        for name, content in files.items():
             directory.write_json(name, content)
+        directory.write("report.png", drawn(summary, history, files.get("clients.json")))
         # Last: a run that is complete is not resumed. Where a kill leaves the checkpoint of a complete run, the next
         # command that opens the directory deletes it (RunDirectory.tidy); the other way round a kill in between would
         # leave a run that is neither complete nor can go on.
         directory.write_json("run.json", summary)
-        if not keep_checkpoint:
+        if not recording.asked.keep_checkpoint:
             delete_checkpoint(directory.checkpoint_folder)
     path = None if directory is None else directory.path
-    return Run(model, guarantee.epsilon, plan["delta"], metrics, document, summary, history, path)
+    return Run(process.model, guarantee.epsilon, plan.delta, metrics, document, summary, history, path)
 
 
 def _machine_figures(seconds: float, *, private: bool) -> dict[str, Any]:

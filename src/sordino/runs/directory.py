@@ -92,6 +92,9 @@ class RunDirectory:
     def write_json(self, name: str, content: dict[str, Any]) -> None:
         replace_file(self.path / name, (to_json(content, indent=2) + "\n").encode())
 
+    def write(self, name: str, content: bytes) -> None:
+        replace_file(self.path / name, content)
+
     def write_model(self, model: nn.Module) -> None:
         # Parameters share one storage, and tied ones memory: safetensors wants each tensor on its own.
         tensors = {name: t.detach().cpu().clone().contiguous() for name, t in model.state_dict().items()}

@@ -2,33 +2,12 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
 
-from sordino.runs.checkpoint import Checkpoint
+from sordino.runs.checkpoint import Saved
 from sordino.runs.directory import RunDirectory
 from sordino.runs.lock import locked
-
-Given = ParamSpec("Given")
-Result = TypeVar("Result")
-
-
-def one_run_per_directory(function: Callable[Given, Result]) -> Callable[Given, Result]:
-    """For functions with the keywords ``out`` and ``resume``: the directory is theirs from their first line to their
-    last, so no return, error or check in between can be outside of the lock."""
-
-    @functools.wraps(function)
-    def holding_the_directory(*args: Given.args, **kwargs: Given.kwargs) -> Result:
-        out: Any = kwargs.get("out")
-        if out is None:
-            return function(*args, **kwargs)
-        with claimed(RunDirectory(Path(out)), bool(kwargs.get("resume"))):
-            return function(*args, **kwargs)
-
-    return holding_the_directory
 
 
 @contextmanager
@@ -43,6 +22,8 @@ def claimed(directory: RunDirectory, resume: bool) -> Iterator[None]:
 
 def _refuse(directory: RunDirectory, resume: bool) -> None:
     path = directory.path
+    if path.exists() and not path.is_dir():
+        raise ValueError(f"{path} is a file, and a run writes a directory: choose another name")
     if not resume:
         if not directory.is_empty:
             raise ValueError(f"{path} is not empty: choose another directory, or resume the run in it")
@@ -52,7 +33,7 @@ def _refuse(directory: RunDirectory, resume: bool) -> None:
         raise ValueError(f"{path} holds no checkpoint to resume from: choose an empty directory")
 
 
-def find_checkpoint(directory: RunDirectory | None, resume: bool) -> dict[str, Any] | None:
+def find_checkpoint(directory: RunDirectory | None, resume: bool) -> Saved | None:
     """What to go on from, or None for a run from the start. The directory is `claimed`."""
     if directory is None:
         if resume:
@@ -63,7 +44,7 @@ def find_checkpoint(directory: RunDirectory | None, resume: bool) -> dict[str, A
         return None
     if directory.is_complete:
         raise ValueError(f"the run in {directory.path} is complete: there is nothing to resume")
-    found = Checkpoint.load(directory.checkpoint_folder)
+    found = Saved.load(directory.checkpoint_folder)
     if found is None:
         _refuse(directory, resume)
-    return None if found is None else found.state
+    return found

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import sys
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column
+
+from sordino.privacy import show_epsilon
 
 
 class TrainingBar:
@@ -41,3 +45,23 @@ class TrainingBar:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._progress.__exit__(kind, error, trace)
+
+
+def shown(line: Mapping[str, Any]) -> dict[str, str]:
+    """What of a line of the history goes onto the screen."""
+    facts = {name.replace("_", " "): f"{line[name]:.3g}" for name in ("rate", "cloud_norm") if name in line}
+    if line.get("threshold") is not None:
+        facts["threshold"] = f"{line['threshold']:.3g}"
+    if "epsilon" in line:
+        spent = float(line["epsilon"])
+        facts["epsilon"] = "inf" if math.isinf(spent) else show_epsilon(spent, 3)
+    accuracy = next((name for name in line if name.startswith("test_") and name.endswith("accuracy")), None)
+    if accuracy is not None:
+        facts["accuracy"] = f"{line[accuracy]:.1%}"
+    if "loss" in line:
+        facts["loss (unprotected)"] = f"{line['loss']:.3g}"
+    if "client_rates" in line:
+        facts["client rates"] = "{:.2g} to {:.2g}".format(line["client_rates"][0], line["client_rates"][-1])
+    if "left_out" in line:
+        facts["left out"] = str(len(line["left_out"]))
+    return facts

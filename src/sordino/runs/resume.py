@@ -13,21 +13,26 @@ from sordino.data import Examples
 from sordino.data.chance import seeded
 from sordino.gradients import Loss, call_model
 from sordino.noise import Streams
-from sordino.runs.checkpoint import Checkpoint
+from sordino.runs.checkpoint import Checkpoint, Saved
 from sordino.runs.directory import RunDirectory
 from sordino.vector import holding
 
 
-def streams_of(seed: int | None, saved: dict[str, Any] | None) -> Streams:
+def streams_of(seed: int | None, saved: Saved | None) -> Streams:
     if saved is not None:
-        return Streams(bytes.fromhex(saved["key"]), seeded=saved["seeded"])
+        return Streams(bytes.fromhex(saved.key), seeded=saved.seeded)
     return Streams.from_entropy() if seed is None else Streams.from_seed(seed)
+
+
+# What follows from another thing that changed, and would only distract from it.
+_FOLLOWS = {"noise_multiplier": "epsilon", "steps": "epochs", "batches": "epochs"}
 
 
 def check_same_plan(saved: dict[str, Any], now: dict[str, Any]) -> None:
     # JSON turned tuples into lists; compare in that form.
     now = json.loads(json.dumps(now))
-    different = [name for name in {**saved, **now} if saved.get(name) != now.get(name)]
+    different = {name for name in {**saved, **now} if saved.get(name) != now.get(name)}
+    different -= {name for name, cause in _FOLLOWS.items() if cause in different}
     if different:
         raise ValueError(
             f"this is not the run that was interrupted: {', '.join(sorted(different))} changed; "
@@ -66,7 +71,7 @@ def marks(steps: int, count: int) -> set[int]:
     return {round(steps * (i + 1) / count) for i in range(count)} - {0} | {steps}
 
 
-def test_point(theta: Tensor) -> Tensor:
+def made_up_theta(theta: Tensor) -> Tensor:
     return torch.linspace(-0.1, 0.1, len(theta), device=theta.device)
 
 
@@ -91,7 +96,7 @@ def _digest_of_losses(model: nn.Module, theta: Tensor, loss: Loss, examples: Exa
     # A pass in training mode may move buffers, or put others in their place.
     buffers = [(m, n, b, b.clone()) for m in model.modules() for n, b in m._buffers.items() if b is not None]
     try:
-        with holding(theta, test_point(theta)), torch.no_grad(), seeded(0):
+        with holding(theta, made_up_theta(theta)), torch.no_grad(), seeded(0):
             inputs, targets = examples.template(5)
             values = loss(call_model(model, inputs), targets)
     except Exception:

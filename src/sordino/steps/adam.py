@@ -13,7 +13,21 @@ from sordino.steps.rule import Field, Plan, Rate, State, StepResult, StepRule
 
 @dataclass(frozen=True)
 class Adam(StepRule):
-    """Kingma and Ba's Adam on released gradients."""
+    """Kingma and Ba's Adam on released gradients.
+
+    Args:
+        beta1: How much of the mean gradient is kept at each step.
+        beta2: Likewise of the mean squared gradient.
+        eps: Added to the root of the second moment.
+
+    Guarantee: post-processing of released gradients, which costs no privacy.
+
+    Reference: Kingma and Ba, "Adam: a method for stochastic optimization", ICLR 2015.
+
+    >>> from sordino import Fixed, Scheduled, method
+    >>> method(clip=Fixed(1.0), step=Adam(), rate=Scheduled(1e-3)).describe()["step"]["beta2"]
+    0.999
+    """
 
     beta1: float = 0.9
     beta2: float = 0.999
@@ -46,7 +60,19 @@ class Adam(StepRule):
 class AdamWithoutSecondMoments(StepRule):
     """AdamWOSM: the second moment replaced by what it tends to under noise, its standard deviation.
 
-    theta <- theta - rate / (nu C / B + 1e-8) * m_t / (1 - beta1^t)   (Mohapatra et al., 2022)
+    ``theta <- theta - rate / (nu C / B + 1e-8) * m_t / (1 - beta1^t)``
+
+    Args:
+        beta1: How much of the mean gradient is kept at each step.
+
+    Guarantee: post-processing of released gradients, which costs no privacy.
+
+    Reference: Mohapatra et al., "The role of adaptive optimizers for honest private hyperparameter
+    selection", AAAI 2022.
+
+    >>> from sordino import Constant, Quantile, method
+    >>> method(clip=Quantile(), step=AdamWithoutSecondMoments(), rate=Constant(1e-3)).describe()["needs"]
+    []
     """
 
     beta1: float = 0.9

@@ -16,12 +16,26 @@ from sordino.steps.rule import Field, Plan, Rate, State, StepResult, StepRule
 
 @dataclass(frozen=True)
 class Extrapolation(StepRule):
-    """Two gradients per step: G1 at theta, G2 at the half step theta - rate/2 G1.
+    """ADADP's step: two gradients, G1 at theta and G2 at the half step theta - rate/2 G1.
 
-    ``full`` is theta - rate G1 and ``hat`` is theta - rate/2 (G1 + G2); how far they are apart is the error
-    estimate. ``keep="hat"`` goes on from the two half steps, which use both gradients and so carry half of the
-    noise variance; ``keep="full"`` is how the paper's main text reads. After ``freeze_after`` epochs the rule
-    takes plain steps, one batch each, and estimates no error.
+    The full step is theta - rate G1 and two half steps lead to theta - rate/2 (G1 + G2); how far these are
+    apart is the error estimate that a ``Tolerance`` follows.
+
+    Args:
+        keep: ``"hat"`` goes on from the two half steps, which use both gradients and so carry half of the
+            noise variance; ``"full"``, from the full step, is how the paper's main text reads.
+        freeze_after: After so many epochs the rule takes plain steps, one batch each, and estimates no
+            error.
+
+    Guarantee: post-processing of released gradients, which costs no privacy. Both batches are charged.
+
+    Reference: Koskela and Honkela, "Learning rate adaptation for differentially private learning", AISTATS
+    2020.
+
+    >>> Extrapolation().steps(batches=100, batches_per_epoch=10)  # as many steps, and batches they draw
+    (50, 100)
+    >>> Extrapolation(freeze_after=4).steps(batches=100, batches_per_epoch=10)
+    (80, 100)
     """
 
     keep: str = "hat"

@@ -13,11 +13,23 @@ from sordino.steps.rule import Field, Plan, Rate, State, StepResult, StepRule
 
 @dataclass(frozen=True)
 class Ftrl(StepRule):
-    """s <- s + g;  theta <- theta_0 - rate s, the rate being 1 / lambda.
+    """Follow the regularised leader: ``s <- s + g;  theta <- theta_0 - rate s``, the rate being 1 / lambda.
 
-    With ``momentum``, v <- momentum v + s and theta_0 - rate v (DP-FTRLM), which with one rate is heavy-ball SGD on
-    the same gradients. ``radius`` keeps theta in a ball around theta_0. At a restart of the noise the sum goes on,
-    noise and all; ``fresh_start`` makes the current theta the new theta_0 instead and forgets sum and momentum.
+    Args:
+        momentum: v <- momentum v + s and theta_0 - rate v (DP-FTRLM), which with one rate is heavy-ball
+            SGD on the same gradients.
+        radius: Keeps theta in a ball around theta_0.
+        fresh_start: At a restart of the noise the sum goes on, noise and all. With this the current theta
+            becomes the new theta_0 instead, and sum and momentum are forgotten.
+
+    Guarantee: post-processing of released gradients, which costs no privacy.
+
+    Reference: Kairouz et al., "Practical and private (deep) learning without sampling or shuffling", ICML
+    2021.
+
+    >>> from sordino import Constant, Fixed, Tree, method
+    >>> method(clip=Fixed(1.0), step=Ftrl(momentum=0.9), rate=Constant(0.05), noise=Tree()).describe()["noise"]["kind"]
+    'Tree'
     """
 
     momentum: float = 0.0

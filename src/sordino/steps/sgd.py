@@ -13,7 +13,17 @@ from sordino.steps.rule import Field, Plan, Rate, State, StepResult, StepRule
 
 @dataclass(frozen=True)
 class Sgd(StepRule):
-    """v <- momentum v + g;  theta <- theta - rate v."""
+    """Stochastic gradient descent: ``v <- momentum v + g;  theta <- theta - rate v``.
+
+    Args:
+        momentum: Of the heavy ball, in [0, 1); 0 is plain SGD.
+
+    Guarantee: post-processing of released gradients, which costs no privacy.
+
+    >>> from sordino import Constant, Fixed, method
+    >>> method(clip=Fixed(1.0), step=Sgd(momentum=0.9), rate=Constant(0.5)).describe()["needs"]
+    ['learning_rate', 'threshold']
+    """
 
     momentum: float = 0.0
 

@@ -15,13 +15,25 @@ from sordino.steps import Plan
 
 @dataclass(frozen=True)
 class AdaBest(Algorithm):
-    """gradient - mu_i h_i;  h_i <- h_i / (t - t'_i) + g_i;  h = beta (last mean model - mean model);
-    theta <- mean model - h.
+    """A bias correction that forgets, on the clients and on the server.
 
-    mu_i = mu nbar / n_i, nbar the average size of all participations so far. The paper has mu inside of h_i, which is
-    the same as long as mu_i stays what it is. But nbar moves, and of the first round it is unknown; multiplied with
-    when h_i is used, as in the authors' first release, that does no harm, as h_i is 0 then and holds all of the first
-    round afterwards.
+    ``gradient - mu_i h_i;  h_i <- h_i / (t - t'_i) + g_i;  h = beta (last mean model - mean model);``
+    ``theta <- mean model - h``
+
+    mu_i = mu nbar / n_i, nbar the average size of all participations so far. The paper has mu inside of
+    h_i, which is the same as long as mu_i stays what it is. But nbar moves, and of the first round it is
+    unknown; multiplied with when h_i is used, as in the authors' first release, that does no harm, as h_i
+    is 0 then and holds all of the first round afterwards.
+
+    Args:
+        mu: How strongly clients are corrected; 0 for not at all.
+        beta: How much of the server's correction is kept, in [0, 1].
+
+    Reference: Varno et al., "AdaBest: minimizing client drift in federated learning via adaptive bias
+    estimation", ECCV 2022.
+
+    >>> AdaBest(beta=0.95).client_vectors, AdaBest().sent_vectors
+    (('h',), ('update',))
     """
 
     mu: float = 0.02

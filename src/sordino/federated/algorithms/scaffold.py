@@ -16,10 +16,22 @@ from sordino.steps import Plan
 
 @dataclass(frozen=True)
 class Scaffold(Algorithm):
-    """gradient - h_i + h;  h_i <- h_i - h + g_i / (K eta);  h += |P|/|S| mean change of h_i.
+    """Control variates.
 
-    eta is the rate of the round, decay included. Unbalanced clients see h / w_i and count w_i times, w_i their examples
-    over the population's mean, or with ``progressive`` over AdaBest's average of all participations so far.
+    ``gradient - h_i + h;  h_i <- h_i - h + g_i / (K eta);  h += |P|/|S| mean change of h_i``
+
+    eta is the rate of the round, decay included. Unbalanced clients see h / w_i and count w_i times, w_i
+    their examples over the population's mean.
+
+    Args:
+        progressive: Weigh by AdaBest's average size of all participations so far in place of the
+            population's mean.
+
+    Reference: Karimireddy et al., "SCAFFOLD: stochastic controlled averaging for federated learning", ICML
+    2020.
+
+    >>> Scaffold().sent_vectors
+    ('update', 'change')
     """
 
     progressive: bool = False
@@ -63,10 +75,21 @@ class Scaffold(Algorithm):
 
 @dataclass(frozen=True)
 class ScaffoldM(Scaffold):
-    """SCAFFOLD/m: the server works the change of its h out of the mean update, so that clients send one vector.
+    """SCAFFOLD/m: the server works the change of its h out of the mean update, so that clients send one
+    vector.
 
-    h <- (1 - |P|/|S|) h + |P| / (|S| K eta) mean g, which is SCAFFOLD where all clients are of one size and take K
-    steps of the rate eta (the paper's (|S| - 1)/|S| is right for one participant only).
+    ``h <- (1 - |P|/|S|) h + |P| / (|S| K eta) mean g``, which is SCAFFOLD where all clients are of one size
+    and take K steps of the rate eta (the paper's ``(|S| - 1)/|S|`` is right for one participant only).
+
+    Args:
+        progressive: Weigh by AdaBest's average size of all participations so far in place of the
+            population's mean.
+
+    Reference: Varno et al., "AdaBest: minimizing client drift in federated learning via adaptive bias
+    estimation", ECCV 2022, supplement.
+
+    >>> ScaffoldM().sent_vectors
+    ('update',)
     """
 
     sent_vectors = ("update",)

@@ -1,0 +1,117 @@
+"""The options of commands that train, with their help texts: those of one name mean the same everywhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sordino.named import (
+    ACCOUNTANTS,
+    ALGORITHMS,
+    DATA_SETS,
+    ENGINES,
+    LOCAL_RULES,
+    METHODS,
+    MODELS,
+    PARTICIPATIONS,
+    PARTITIONS,
+    SAMPLINGS,
+    SERVERS,
+)
+
+Data = Annotated[str, typer.Argument(metavar="DATA", help=f"{DATA_SETS.help()}.")]
+Model = Annotated[str | None, typer.Option(help=f"{MODELS.help()}. By default chosen for the data.")]
+Accountant = Annotated[str, typer.Option(help=f"{ACCOUNTANTS.help()}.")]
+Classes = Annotated[int | None, typer.Option(help="Number of classes of an .npz, if it is public.")]
+Secure = Annotated[
+    bool, typer.Option("--secure", help="Refuse seeds: randomness from the operating system alone.")
+]
+Out = Annotated[Path | None, typer.Option(help="Where the run goes; default runs/DATA-TIME.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on with the interrupted run in --out.")]
+KeepCheckpoint = Annotated[
+    bool,
+    typer.Option("--keep-checkpoint", help="Keep checkpoint/ (it holds the noise key: keep it secret)."),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print exactly one JSON object on stdout.")]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="NAME=VALUE", help="A setting of the method, e.g. learning_rate=0.5."),
+]
+Epsilon = Annotated[float | None, typer.Option(help="The budget, above 0. No default.")]
+Delta = Annotated[float | None, typer.Option(help="Strictly between 0 and 1; below 1/n. No default.")]
+NoiseMultiplier = Annotated[
+    float | None, typer.Option(help="Instead of --epsilon: noise over threshold. 0 means none, epsilon inf.")
+]
+Seed = Annotated[int | None, typer.Option(help="For experiments only: a known seed voids the guarantee.")]
+Evaluations = Annotated[int, typer.Option(help="How often the test rows are looked at.")]
+Device = Annotated[
+    str | None, typer.Option(help="Where to train, as torch calls it: cpu, cuda. Only the CPU is tested.")
+]
+
+# Of central training.
+Method = Annotated[str, typer.Option(help=f"{METHODS.help()}.")]
+Epochs = Annotated[
+    float | None, typer.Option(help="Passes over the data (expected); by default from the number of rows.")
+]
+BatchSize = Annotated[
+    int | None, typer.Option(help="Expected batch size; by default from the number of rows.")
+]
+Sampling = Annotated[str | None, typer.Option(help=f"{SAMPLINGS.help()}.")]
+ShowLoss = Annotated[
+    bool, typer.Option("--show-unprotected", help="Show the training loss, which no guarantee covers.")
+]
+
+# Of federations.
+Algorithm = Annotated[
+    str | None,
+    typer.Option(help=f"{ALGORITHMS.help()}. By default adabest; under privacy or with a --server fedavg."),
+]
+Clients = Annotated[
+    int | None, typer.Option(help="That train; by default 100, or all there are in the data.")
+]
+PerRound = Annotated[int, typer.Option(help="Clients in a round; under privacy expected, or exactly.")]
+Rounds = Annotated[int, typer.Option(help="How many.")]
+Partition = Annotated[str | None, typer.Option(help=f"Who has which rows: {PARTITIONS.help()}.")]
+Holdout = Annotated[int, typer.Option(help="Further clients that never train, to tune by.")]
+Participation = Annotated[str | None, typer.Option(help=f"Who comes when: {PARTICIPATIONS.help()}.")]
+Local = Annotated[str, typer.Option(help=f"How clients step: {LOCAL_RULES.help()}.")]
+LocalEpochs = Annotated[int, typer.Option(help="Passes over a client's rows in a round.")]
+LocalBatch = Annotated[int, typer.Option(help="Of a local step.")]
+MaxExamples = Annotated[int | None, typer.Option(help="Rows a client uses in a round, at most.")]
+ShortBatches = Annotated[
+    bool, typer.Option("--short-batches", help="Leave the last batch short; else it is topped up.")
+]
+FederatedSettings = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="NAME=VALUE",
+        help="learning_rate, decay (of it, per round), keep_rates, beta, mu, tol, server_rate, momentum, "
+        "threshold, target_quantile, restart_every, ...",
+    ),
+]
+Server = Annotated[str | None, typer.Option(help=f"The server's step: {SERVERS.help()}.")]
+UserEpsilon = Annotated[float | None, typer.Option(help="User-level privacy: the budget. No default.")]
+UserDelta = Annotated[float | None, typer.Option(help="Should be below 1/clients. No default.")]
+DropOut = Annotated[float, typer.Option(help="Probability that a client asked does not deliver.")]
+Slowness = Annotated[float, typer.Option(help="Lognormal spread of how long clients take.")]
+Deadline = Annotated[
+    float | None, typer.Option(help="In times of an average client's work; later ones are left out.")
+]
+OverSelection = Annotated[
+    float, typer.Option(help="Ask that many times the clients wanted, and take the first.")
+]
+Workers = Annotated[
+    int | None, typer.Option(help="Processes that share the local work; by default as many as pay.")
+]
+Patience = Annotated[float | None, typer.Option(help="Seconds a client may take; without it a round waits.")]
+Engine = Annotated[str, typer.Option(help=f"{ENGINES.help()}.")]
+Store = Annotated[str, typer.Option(help="What clients keep lies in memory or in a file.")]
+ShowClients = Annotated[
+    bool,
+    typer.Option(
+        "--show-unprotected", help="Under privacy, write down sizes, labels and rates of clients too."
+    ),
+]

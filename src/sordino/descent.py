@@ -1,0 +1,219 @@
+"""Central training, step by step: the method asks the gate, moves theta, and learns from what was released."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sordino.gate import ExampleGate, Released
+from sordino.methods import Method
+from sordino.privacy.certificate import epsilon_to_json
+from sordino.runs import restore_
+from sordino.runs.plan import RunPlan
+from sordino.runs.process import Line, Process, Seen, State
+from sordino.runs.resume import digest, made_up_theta
+from sordino.runs.spending import Promise
+from sordino.steps import Plan, StepResult
+from sordino.vector import holding
+
+PublicLoss = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DescentPlan(RunPlan):
+    """The plan of central training."""
+
+    method: Method
+    epochs: float
+    batch_size: int
+    sampling: str
+    batches: int  # gate calls of all the steps together
+
+    def particulars(self) -> dict[str, Any]:
+        never = self.terms.sampling.never_drawn(self.terms.units)
+        return {
+            "method": self.method.describe(),
+            "epochs": float(self.epochs),
+            "batch_size": self.batch_size,
+            "sampling": self.sampling,
+            "steps_per_epoch": self.terms.per_epoch,
+            "batches": self.batches,
+            **({"units_in_no_batch": never} if never else {}),
+        }
+
+    def numbers(self, size: float) -> Plan:
+        """What rules and controllers may depend on; ``size`` is that of a typical parameter."""
+        terms = self.terms
+        return Plan(
+            self.parameters,
+            self.steps,
+            self.batches,
+            terms.per_epoch,
+            terms.expected_batch,
+            terms.multiplier,
+            size,
+            terms.noise.restart_steps(terms.per_epoch),
+        )
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class SeenStep(Seen):
+    """After a step of central training."""
+
+    rate: float
+    released: tuple[Released, ...]  # the gradients of the step
+
+
+class Descent(Process):
+    """``measure`` gives the metrics of the model as it is, None where there are no held-out rows."""
+
+    def __init__(
+        self,
+        gate: ExampleGate,
+        plan: DescentPlan,
+        promise: Promise,
+        *,
+        pins: Callable[[bytes], Mapping[str, Any]],
+        measure: Callable[[], Mapping[str, float]] | None = None,
+        public_loss: PublicLoss | None = None,
+    ) -> None:
+        self.door = self.gate = gate
+        self.model, self.theta, self.promise = gate.engine.model, gate.theta, promise
+        self.measures = measure is not None
+        self._plan, self._method, self._pins, self._measure = plan, plan.method, pins, measure
+        self._public_loss = public_loss
+        numbers = plan.numbers(gate.engine.vector.size)
+        self._step_state = self._method.step.start(self.theta, numbers)
+        self._rate_state = self._method.rate.start(numbers, self.theta)
+        self._average = None if self._method.average is None else self.theta.clone()
+        self._result: StepResult | None = None
+        self._done = 0
+
+    def step(self, number: int) -> bool:
+        method = self._method
+        self._average_before(number)
+        rate = partial(method.rate.rate, number, self._rate_state)
+        limit = method.rate.limit(self._rate_state)
+        result = method.step.step(self.field, self.theta, rate, self._step_state, limit)
+        self._rate_state = method.rate.update(self._rate_state, result, self.theta)
+        self.gate.adapt(*result.gradients)  # once, when all the gradients of the step are there
+        self._average_after(number)
+        self._result, self._done = result, number + 1
+        return False
+
+    def field(self, theta: Tensor) -> Released:
+        """A noisy gradient at theta; that of a public term of the loss is added after the gate."""
+        released = self.gate(theta, adapt=False)
+        if self._public_loss is None:
+            return released
+        return replace(released, gradient=released.gradient + public_gradient(self._public_loss, theta))
+
+    def _average_before(self, number: int) -> None:
+        if self._average is not None and self._method.average == 1:
+            self._average.lerp_(
+                self.theta, 1 / (number + 1)
+            )  # of the points at which gradients were asked for
+
+    def _average_after(self, number: int) -> None:
+        if self._average is None or self._method.average == 1:
+            return
+        decay = 1 - 1 / max(1.0, (self._method.average or 0.0) * self._plan.steps)
+        self._average.lerp_(self.theta, 1 - min(decay, (number + 1) / (number + 10)))
+
+    def line(self) -> Line:
+        assert self._result is not None
+        result, released = self._result, self._released[-1]
+        line: Line = {
+            "step": self._done,
+            "epoch": self.gate.step / self._plan.terms.per_epoch,
+            "rate": result.rate,
+            "threshold": released.threshold if self._method.clip.has_threshold else None,
+            "epsilon": epsilon_to_json(self.promise(self.gate.step)),
+        }
+        if result.error is not None:
+            line["error"] = result.error
+        if "tol" in self._rate_state:
+            line["tolerance"] = self._rate_state["tol"]
+        if released.unprotected_loss is not None:
+            line |= {"loss": released.unprotected_loss, "covered": False}
+        return line
+
+    @property
+    def _released(self) -> tuple[Released, ...]:
+        assert self._result is not None
+        return tuple(each for each in self._result.gradients if isinstance(each, Released))
+
+    def measured(self) -> Mapping[str, float]:
+        assert self._measure is not None
+        with holding(self.theta, self._average):
+            return self._measure()
+
+    def seen(self, step: int, steps: int, line: Line | None) -> Seen:
+        assert self._result is not None
+        return SeenStep(
+            step=step,
+            steps=steps,
+            theta=self.theta,
+            line=line,
+            rate=self._result.rate,
+            released=self._released,
+        )
+
+    def pins(self, key: bytes) -> Mapping[str, Any]:
+        loss = self._public_loss
+        point = made_up_theta(self.theta)
+        return {
+            **self._pins(key),
+            "public_loss": None if loss is None else digest(public_gradient(loss, point)),
+        }
+
+    def state(self) -> State:
+        return {
+            "gate": self.gate.state(),
+            "microbatch": self.gate.engine.microbatch,
+            "theta": self.theta,
+            "step_state": self._step_state,
+            "rate_state": self._rate_state,
+            **({} if self._average is None else {"average": self._average}),
+        }
+
+    def restore(self, state: State) -> None:
+        self.gate.restore(state["gate"])
+        self.theta.copy_(state["theta"])
+        restore_(self._step_state, state["step_state"])
+        self._rate_state = state["rate_state"]
+        if self._average is not None:
+            self._average.copy_(state["average"])
+
+    def finish(self) -> None:
+        if self._average is not None:
+            self.theta.copy_(self._average)
+
+    def complaints(self, history: Sequence[Line]) -> list[str]:
+        thresholds = [line["threshold"] for line in history if line["threshold"]]
+        names = [slot.name for slot in self.gate.engine.vector.slots]
+        clip = self._method.clip
+        if not thresholds or 1e-3 < thresholds[-1] / clip.sensitivity(clip.start(names)) < 1e3:
+            return []
+        return [
+            f"the threshold ran away, to {thresholds[-1]:.3g}: use a smaller learning rate, a fixed threshold or the "
+            "default method"
+        ]
+
+    def facts(self) -> Mapping[str, Any]:
+        return {"microbatch": self.gate.engine.microbatch}
+
+
+def public_gradient(public_loss: PublicLoss, theta: Tensor) -> Tensor:
+    point = theta.detach().clone().requires_grad_()
+    with torch.enable_grad():
+        value = public_loss(point)
+        if not isinstance(value, Tensor) or value.numel() != 1:
+            raise ValueError("public_loss(theta) must return one number, as a tensor")
+        (gradient,) = torch.autograd.grad(value, point)
+    return gradient

@@ -1,0 +1,96 @@
+"""With what a simulation is run: the engine of gradients, clients side by side, processes. Measured, not told."""
+
+from __future__ import annotations
+
+import math
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+from sordino.federated.engines.gradients import Gradients, engine_named
+from sordino.federated.local import OwnLoop
+from sordino.federated.options import Means
+from sordino.federated.pool import Pool
+from sordino.federated.rounds import Workplace, made_up_batch
+from sordino.federated.setup import (
+    Federation,
+    check_own_loop,
+    draws_randomness,
+    measured_engine,
+    worthwhile_workers,
+)
+from sordino.federated.simulator import Simulator
+from sordino.federated.store import ClientStore
+from sordino.noise import Streams
+from sordino.runs.recording import Recording
+from sordino.vector import ParameterVector
+
+_CHUNK = 5  # clients that are stepped together: their vectors stay in the cache
+
+
+@dataclass(frozen=True, eq=False)
+class Machinery:
+    """Where clients work, how many of them side by side, and in how many processes."""
+
+    workplace: Workplace
+    engine: str
+    chunk: int
+    workers: int
+
+    def simulator(
+        self,
+        federation: Federation,
+        store: ClientStore,
+        streams: Streams,
+        wanted: int | None,
+        stack: ExitStack,
+    ) -> Simulator:
+        """Ready to work; ``stack`` ends the processes."""
+        work, patience = self.workplace.in_turn, federation.means.patience
+        if self.workers > 1 or patience is not None:
+            work = stack.enter_context(Pool(self.workplace, self.workers, patience))
+        own_rates, conditions = federation.training.own_rates, federation.conditions
+        return Simulator(self.workplace, work, store, streams, conditions, wanted, self.chunk, own_rates)
+
+
+def machinery_for(federation: Federation, recording: Recording, expected: float) -> Machinery:
+    """What was left open, chosen by measurement on made-up rows, or as the interrupted run had chosen.
+
+    ``expected`` is how many clients a round has.
+    """
+    means, vector, population = federation.means, federation.vector, federation.population
+    model, loss = federation.model, federation.task.per_example
+    rule, plan, public = federation.training.rule, federation.training.plan, federation.public_examples
+    draws = population.examples.may_draw_randomness or draws_randomness(model)
+    chunk = _chunk(means, draws, federation.private, expected)
+    engine = means.engine
+    if isinstance(rule, OwnLoop):
+        check_own_loop(rule, vector.theta, population)
+        engine = "looped"
+    engine = recording.chosen("engine", engine)
+    if engine == "auto":
+        engine, gradients = measured_engine(model, loss, vector, population, plan, chunk)
+    else:
+        gradients = engine_named(engine, model, loss, vector, reuse=True)
+    workplace = Workplace(population, gradients, federation.algorithm, rule, plan, public, draws)
+    workers = means.workers or recording.chosen("workers", None)
+    if workers is None:
+        workers = _workers(workplace, gradients, vector, chunk, expected)
+    return Machinery(workplace, engine, chunk, workers)
+
+
+def _chunk(means: Means, draws: bool, private: bool, expected: float) -> int:
+    # Under privacy no client may decide about another, so nobody waits for the others of a chunk.
+    alone = means.engine == "debug" or draws or (private and means.patience is not None)
+    return 1 if alone else means.chunk or max(1, min(_CHUNK, round(expected)))
+
+
+def _workers(
+    workplace: Workplace, gradients: Gradients, vector: ParameterVector, chunk: int, expected: float
+) -> int:
+    if isinstance(workplace.rule, OwnLoop):
+        return 1
+    public, population = workplace.public_examples, workplace.population
+    chunks = math.ceil(expected / chunk)
+    batches = workplace.plan.steps(population.mean_examples if public is None else public) * chunks
+    call = made_up_batch(population, workplace.plan, chunk)
+    return worthwhile_workers(gradients, vector.theta, call, batches, chunks)

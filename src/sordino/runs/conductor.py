@@ -1,0 +1,172 @@
+"""The one hallway: whatever trains is begun, stepped, shown, saved and closed here.
+
+A process says how a step goes; the plan says what was laid down before; the recording says where it is written, and
+from where it goes on. Everything else about a run, central or federated, is in this file.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sordino.privacy.certificate import sordino_version
+from sordino.runs.checkpoint import Saved
+from sordino.runs.closing import Run, closed_run
+from sordino.runs.journal import ReleaseJournal
+from sordino.runs.plan import RunPlan
+from sordino.runs.process import Line, Process
+from sordino.runs.progress import TrainingBar, shown
+from sordino.runs.recording import Recording
+from sordino.runs.resume import check_same_plan, marks, save_constants
+from sordino.warn import warn
+
+_CHECKPOINTS = 20
+
+
+def conduct(process: Process, plan: RunPlan, recording: Recording) -> Run:
+    """Take all the steps that are left, and close the run."""
+    score = _Score(process, plan, recording)
+    with process, score.bar:
+        for number in range(score.begin(), plan.steps):
+            repeatable = not process.step(number)
+            if not repeatable:
+                score.save(number + 1, unlogged=True)  # before anything of it is shown
+            score.show(number + 1)
+            if number + 1 in score.saves:
+                score.save(number + 1)
+        process.finish()
+        score.warn()
+        return closed_run(process, plan, recording, score.history)
+
+
+class _Score:
+    """When what is due, and what has been written so far."""
+
+    def __init__(self, process: Process, plan: RunPlan, recording: Recording) -> None:
+        asked = recording.asked
+        self.process, self.plan, self.recording = process, plan, recording
+        self.directory = recording.directory
+        self.history: list[Line] = []
+        self.logged = marks(plan.steps, plan.lines)
+        self.evaluated = marks(plan.steps, asked.evaluations) if process.measures else set()
+        self.saves = marks(plan.steps, _CHECKPOINTS) - {plan.steps}
+        self.bar = TrainingBar(plan.steps, sys.stderr.isatty() if asked.progress is None else asked.progress)
+        self.journal: ReleaseJournal | None = None
+        self.pinned: dict[str, Any] = {}
+
+    def begin(self) -> int:
+        """How many steps are done already."""
+        directory, saved, process = self.directory, self.recording.saved, self.process
+        if directory is None:
+            return 0
+        self.pinned = {**self._pins(), **process.pins(self.recording.streams.key)}
+        if saved is not None:
+            check_same_plan({**saved.plan, **saved.pinned}, {**self.plan.describe(), **self.pinned})
+            process.restore(saved.process)
+            self.history = directory.cut_history(saved.history_size)
+        if process.door is not None and process.door.noise_multiplier:
+            self.journal = ReleaseJournal(directory.checkpoint_folder, self.recording.streams.key)
+            process.door.journal = self.journal
+        if saved is None:
+            directory.create()
+            save_constants(process.model, directory)
+            self.save(0)
+        running = {"status": "running", **self.plan.describe(), "sordino_version": sordino_version()}
+        directory.write_json("run.json", running)
+        if saved is not None and saved.unlogged:
+            self.show(saved.step)
+        return 0 if saved is None else saved.step
+
+    def _pins(self) -> dict[str, Any]:
+        """What was shown once stays said, and what was assumed stays assumed."""
+        asked = self.recording.asked
+        return {
+            "epsilon": None if asked.budget is None else asked.budget.epsilon,
+            "show_unprotected": asked.show_unprotected,
+            "test": asked.test is not None,
+            "evaluations": asked.evaluations,
+            "assumptions": list(asked.assumptions),
+            "accountant": asked.accountant,
+        }
+
+    def save(self, done: int, unlogged: bool = False) -> None:
+        if self.directory is None:
+            return
+        if self.journal is not None:
+            self.journal.sync()
+        streams = self.recording.streams
+        Saved(
+            plan=self.plan.describe(),
+            pinned=self.pinned,
+            step=done,
+            unlogged=unlogged,
+            key=streams.key.hex(),
+            seeded=streams.seeded,
+            threads=torch.get_num_threads(),
+            history_size=self.directory.history_size(),
+            process=self.process.state(),
+        ).save(self.directory.checkpoint_folder)
+
+    def show(self, done: int) -> None:
+        """A line of the history and of the screen, if one is due or a callback has something to say."""
+        callbacks = self.recording.asked.callbacks
+        due = done in self.logged or done in self.evaluated
+        if not due and not callbacks:
+            return self.bar.update(done)
+        if self.journal is not None:
+            self.journal.sync()  # before anything that follows from a release is shown
+        line = self._line(done) if due else None
+        seen = self.process.seen(done, self.plan.steps, line)
+        said: dict[str, Any] = {}
+        for callback in callbacks:
+            said |= _plain(callback(seen))
+        if line is None and not said:
+            return self.bar.update(done)
+        line = self._line(done) if line is None else line
+        taken = sorted(said.keys() & line.keys())
+        if taken:
+            raise ValueError(
+                f"a callback returned {taken[0]!r}, which the history has already: call it otherwise"
+            )
+        if said:
+            line |= {**said, "covered": False}
+        self.history.append(line)
+        if self.directory is not None:
+            self.directory.append_history(line)
+        self.bar.update(done, shown(line))
+
+    def _line(self, done: int) -> Line:
+        line = self.process.line()
+        if self.plan.caveat is not None:
+            line["caveat"] = self.plan.caveat
+        if done in self.evaluated:
+            line |= {**self.process.measured(), "covered": False}
+        return line
+
+    def warn(self) -> None:
+        spent = " (what was spent is spent)" if self.plan.terms.multiplier else ""
+        if not bool(self.process.theta.isfinite().all()):
+            warn(
+                "training diverged: the model holds numbers that are not finite; use a smaller learning rate or the "
+                f"default method{spent}"
+            )
+        for complaint in self.process.complaints(self.history):
+            warn(f"{complaint}{spent}")
+
+
+def _plain(said: Mapping[str, Any] | None) -> dict[str, Any]:
+    """What a callback returns, as history.jsonl can hold it."""
+    if said is None:
+        return {}
+    if not isinstance(said, Mapping):
+        raise ValueError(
+            f"a callback returns None, or names and numbers for the history, not a {type(said).__name__}"
+        )
+    return {
+        str(name): value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
+        for name, value in said.items()
+    }

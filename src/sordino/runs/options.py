@@ -1,0 +1,116 @@
+"""What every run can be told, central or federated, once: the keywords that ``train`` and ``federate`` share."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, TypedDict
+
+import torch
+from torch import nn
+
+from sordino.privacy import Budget
+from sordino.privacy.budget import budget_of
+
+Callback = Callable[[Any], Mapping[str, Any] | None]  # of a `Seen`
+
+
+class RunOptions(TypedDict, total=False):
+    """The keywords, as a type checker sees them; what they mean and their defaults are at `Options`."""
+
+    budget: Budget | tuple[float, float] | None
+    noise_multiplier: float | None
+    delta: float | None
+    accountant: str
+    seed: int | None
+    secure: bool
+    test: Any
+    evaluations: int
+    callbacks: Sequence[Callback]
+    device: str | torch.device | None
+    show_unprotected: bool
+    out: str | Path | None
+    resume: bool
+    keep_checkpoint: bool
+    progress: bool | None
+    data_name: str
+    assumptions: Sequence[str]
+    details: Mapping[str, Any] | None
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Options:
+    """The same with their defaults, checked."""
+
+    # What is promised: a budget, to which the noise is calibrated, or a noise multiplier and a delta.
+    budget: Budget | None = None
+    noise_multiplier: float | None = None
+    delta: float | None = None
+    accountant: str = "auto"
+    # Where chance comes from: the system, or for experiments a seed, which voids the guarantee.
+    seed: int | None = None
+    secure: bool = False
+    # What is looked at, how often, and by whom. No guarantee covers it.
+    test: Any = None
+    evaluations: int = 10
+    callbacks: Sequence[Callback] = ()
+    show_unprotected: bool = False
+    # Where it happens, and what is kept of it.
+    device: str | torch.device | None = None
+    out: str | Path | None = None
+    resume: bool = False
+    keep_checkpoint: bool = False
+    progress: bool | None = None
+    data_name: str = "data"
+    assumptions: Sequence[str] = ()
+    details: Mapping[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "budget", budget_of(self.budget))
+        if self.secure and self.seed is not None:
+            raise ValueError("secure=True takes its randomness from the operating system: leave out the seed")
+        if self.evaluations != int(self.evaluations) or self.evaluations < 1:
+            raise ValueError(
+                f"evaluations is how often the test rows are looked at, at least once, not {self.evaluations!r}"
+            )
+        if isinstance(self.assumptions, str):
+            raise ValueError("assumptions is a list of sentences: put yours in brackets")
+        calls = [self.callbacks] if callable(self.callbacks) else list(self.callbacks)
+        if not all(callable(each) for each in calls):
+            raise ValueError(
+                "callbacks are functions of what a run has shown so far (a Seen): give a list of them"
+            )
+        object.__setattr__(self, "callbacks", tuple(calls))
+
+    @property
+    def wants_privacy(self) -> bool:
+        return self.budget is not None or self.noise_multiplier is not None
+
+    def place(self, model: nn.Module) -> None:
+        """Move the model to where it is to be trained; batches follow it."""
+        if self.device is None:
+            return
+        try:
+            model.to(self.device)
+        except (RuntimeError, AssertionError) as error:
+            reason = str(error).splitlines()[0]
+            raise ValueError(f"the model cannot be moved to device {str(self.device)!r}: {reason}") from error
+
+
+def taken(given: Mapping[str, Any], *kinds: type[Any]) -> list[Any]:
+    """Keywords as dataclasses, each with its own; one that none of them has raises TypeError, as in any function."""
+    names = [[each.name for each in fields(kind)] for kind in kinds]
+    known = [name for of_kind in names for name in of_kind]
+    for name in given:
+        if name not in known:
+            close = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {close[0]}? " if close else ""
+            raise TypeError(
+                f"there is no keyword {name!r}: {hint}besides its own there are {', '.join(known)}"
+            )
+    return [
+        kind(**{name: given[name] for name in of_kind if name in given})
+        for kind, of_kind in zip(kinds, names, strict=True)
+    ]

@@ -1,0 +1,54 @@
+"""All that is laid down before a run begins, and public."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from sordino.terms import Terms
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunPlan(ABC):
+    """What central and federated runs have in common. Nothing of it depends on the value of a private row."""
+
+    data: str  # its declared name
+    unit: str  # of privacy: example, or user
+    terms: Terms
+    delta: float | None
+    steps: int  # of the process: steps, or rounds
+    lines: int  # of the history, about
+    parameters: int
+    seeded: bool
+    assumptions: tuple[str, ...]  # what a reader of the guarantee must believe
+    details: Mapping[str, Any] = field(default_factory=dict)  # of the caller's own
+
+    def describe(self) -> dict[str, Any]:
+        """As plain data: what run.json says, and what a resumed run must have in common with it."""
+        plan = {
+            "data": self.data,
+            "n": self.terms.units,
+            "unit": self.unit,
+            **self.particulars(),
+            "steps": self.steps,
+            "noise_multiplier": self.terms.multiplier,
+            "delta": self.delta,
+            "parameters": self.parameters,
+            "seeded": self.seeded,
+            "secure": self.terms.secure,
+            **self.details,
+        }
+        if self.caveat is not None:
+            plan["caveat"] = self.caveat
+        return plan
+
+    @property
+    def caveat(self) -> str | None:
+        """What every output says beside its epsilon."""
+        return self.terms.caveat
+
+    @abstractmethod
+    def particulars(self) -> dict[str, Any]:
+        """What only this kind of run has."""

@@ -1,0 +1,89 @@
+"""What a conductor conducts: something that goes on step by step, and can be put down and taken up again."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+from torch import Tensor, nn
+
+from sordino.gate import Door
+from sordino.runs.spending import Promise
+
+State = dict[str, Any]  # tensors and numbers, nested: a checkpoint holds it as it is
+Line = dict[str, Any]  # of history.jsonl
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Seen:
+    """What a callback sees after a step or a round. All of it is public, or was released and paid for; only what a
+    line of the history says under ``covered: false`` (scores on held-out rows, a training loss shown on request) is
+    covered by no guarantee. What a callback makes of it is free."""
+
+    step: int  # from 1: steps, or rounds, that are done
+    steps: int  # of the whole run
+    theta: Tensor  # the model as one vector, as it is now; do not write to it
+    line: Mapping[str, Any] | None  # of the history, if one is written after this step
+
+
+class Process(ABC):
+    """Central training, or the rounds of a federation."""
+
+    model: nn.Module
+    theta: Tensor
+    promise: Promise
+    door: Door | None = None  # what it releases through, if anything is promised
+    measures = True  # there are held-out rows to measure on
+
+    def __enter__(self) -> Process:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        return None
+
+    @abstractmethod
+    def pins(self, key: bytes) -> Mapping[str, Any]:
+        """What a resumed run must have in common with it besides the plan: digests, useless without the key."""
+
+    @abstractmethod
+    def step(self, number: int) -> bool:
+        """Take step number ``number``, from 0. Whether it must not be repeated, were the run to be interrupted now:
+        a client that failed may not fail the next time."""
+
+    @abstractmethod
+    def line(self) -> Line:
+        """What is known of the step just taken."""
+
+    @abstractmethod
+    def measured(self) -> Mapping[str, float]:
+        """Metrics of the model as it would be handed out now, on held-out rows. No guarantee covers them."""
+
+    @abstractmethod
+    def seen(self, step: int, steps: int, line: Line | None) -> Seen: ...
+
+    @abstractmethod
+    def state(self) -> State: ...
+
+    @abstractmethod
+    def restore(self, state: State) -> None: ...
+
+    def finish(self) -> None:
+        """Make the model what is handed out."""
+        return None
+
+    def complaints(self, history: Sequence[Line]) -> list[str]:
+        """What went wrong, in sentences that say what to do."""
+        return []
+
+    def facts(self) -> Mapping[str, Any]:
+        """What run.json says besides the plan."""
+        return {}
+
+    def files(self) -> Mapping[str, dict[str, Any]]:
+        """Further files of the run, by name."""
+        return {}

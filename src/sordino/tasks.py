@@ -1,0 +1,244 @@
+"""What is learnt: a loss for each example, and what is measured on held-out rows."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sordino.data import as_examples, tree_map
+from sordino.data.shakespeare import SPECIAL
+from sordino.gradients import Loss, Unsuitable, call_model, evaluating
+from sordino.models import next_word_loss
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A number over all rows: ``sums(scores, targets)`` are added up batch by batch, and ``result(*sums)`` made of
+    them. A plain function that gives one value for each example is a metric too: its mean."""
+
+    sums: Callable[[Any, Any], Sequence[Any]]
+    result: Callable[..., float]
+
+
+@dataclass(frozen=True)
+class Task:
+    """A loss for each example, and metrics by name, as ``train`` and ``federate`` take it in the place of a loss.
+
+    Args:
+        loss: ``loss(scores, targets)``, one value for each example.
+        metrics: by name; each a function ``(scores, targets)`` of one value for each example, whose mean is shown, or
+            a `Metric`. They are measured on held-out rows as ``test_NAME``, beside ``test_loss``, and no guarantee
+            covers them.
+        scores: where the scores are in what the model returns, if it is no plain tensor (a Hugging Face
+            ``ModelOutput``, a tuple, a dict).
+
+    >>> hinge = Task(lambda scores, y: torch.relu(1 - scores.squeeze(1) * y),
+    ...              metrics={"accuracy": lambda scores, y: (scores.squeeze(1) * y > 0).float()})
+    >>> evaluate(nn.Linear(2, 1), hinge, (torch.ones(4, 2), torch.ones(4))).keys()
+    dict_keys(['test_accuracy', 'test_loss'])
+    """
+
+    loss: Loss
+    metrics: Mapping[str, Callable[[Any, Any], Tensor] | Metric] = field(default_factory=dict)
+    scores: Callable[[Any], Any] | None = None
+
+    def __post_init__(self) -> None:
+        if not callable(self.loss):
+            raise ValueError(f"loss is a function of (scores, targets), not {self.loss!r}")
+        if self.scores is not None and not callable(self.scores):
+            raise ValueError(
+                f"scores is a function of what the model returns, as in lambda output: output.logits, not "
+                f"{self.scores!r}"
+            )
+        wrong = [
+            name for name, each in self.metrics.items() if not (callable(each) or isinstance(each, Metric))
+        ]
+        if wrong or "loss" in self.metrics:
+            raise ValueError(
+                f"the metric {(wrong or ['loss'])[0]!r} must have a name of its own and be a function of (scores, "
+                "targets)"
+            )
+
+    @property
+    def per_example(self) -> Loss:
+        """The loss as a function of what the model returns."""
+        if self.scores is None:
+            return self.loss
+        loss, scores = self.loss, self.scores
+        return lambda output, targets: loss(scores(output), targets)
+
+    def scores_of(self, output: Any) -> Any:
+        return output if self.scores is None else self.scores(output)
+
+    def sums(self, scores: Any, targets: Any) -> dict[str, Sequence[Any]]:
+        """What a batch adds to each metric."""
+        return {name: _sums(metric, scores, targets) for name, metric in self.metrics.items()}
+
+    def results(self, totals: Mapping[str, Sequence[Any]]) -> dict[str, float]:
+        return {
+            name: metric.result(*totals[name])
+            if isinstance(metric, Metric)
+            else totals[name][0] / totals[name][1]
+            for name, metric in self.metrics.items()
+        }
+
+
+def classification(loss: Loss | None = None, scores: Callable[[Any], Any] | None = None) -> Task:
+    """Classes: cross-entropy, and accuracy. Scores are [n, classes], targets whole numbers [n].
+
+    >>> classification(scores=lambda output: output.logits).metrics.keys()
+    dict_keys(['accuracy'])
+    """
+    return Task(loss or nn.CrossEntropyLoss(reduction="none"), {"accuracy": ACCURACY}, scores)
+
+
+def regression(scores: Callable[[Any], Any] | None = None) -> Task:
+    """One number for each row or several: squared error (their mean), mean absolute error, and R squared.
+
+    Outputs [n, k], targets [n, k]; where k is 1 both may be [n] too.
+
+    >>> evaluate(nn.Identity(), regression(), (torch.tensor([1.0, 2.0]), torch.tensor([1.0, 4.0])))
+    {'test_mean_absolute_error': 1.0, 'test_r2': 0.111..., 'test_loss': 2.0}
+    """
+    r2 = Metric(_spread_sums, _r_squared)
+    return Task(_squared_errors, {"mean_absolute_error": _absolute_errors, "r2": r2}, scores)
+
+
+def next_words(scores: Callable[[Any], Any] | None = None) -> Task:
+    """The next word at each place of a line: mean cross-entropy over its words, and the share predicted.
+
+    Scores are [n, length, words] and targets [n, length], with the special words of `sordino.data.shakespeare`:
+    padding counts nowhere, ends of sentences and unknown words do not count as predicted.
+    """
+    return Task(next_word_loss, {"next_word_accuracy": Metric(_words_right, _ratio)}, scores)
+
+
+def reconstruction(scores: Callable[[Any], Any] | None = None) -> Task:
+    """What comes out is to be what went in (or the targets): the mean squared error of each row."""
+    return Task(lambda output, targets: (output - targets).square().flatten(1).mean(1), {}, scores)
+
+
+def as_task(loss: Loss | Task) -> Task:
+    """A plain loss is a task whose metrics follow from what the model returns: accuracy where that is class scores."""
+    return loss if isinstance(loss, Task) else _Guessed(loss)
+
+
+class _Guessed(Task):
+    """Accuracy if outputs are [n, classes] and targets whole numbers [n]; never left out in silence."""
+
+    def sums(self, scores: Any, targets: Any) -> dict[str, Sequence[Any]]:
+        labels = isinstance(targets, Tensor) and targets.dim() == 1 and not targets.is_floating_point()
+        if labels and isinstance(scores, Tensor) and scores.dim() == 2:
+            return {"accuracy": _right(scores, targets)}
+        if labels and not isinstance(scores, Tensor):
+            warnings.warn(
+                f"accuracy is not measured, since the model returns a {type(scores).__name__}: in the place of "
+                "the loss give a task that says where the scores are, as in "
+                "classification(scores=lambda output: output.logits)",
+                stacklevel=3,
+            )
+        return {}
+
+    def results(self, totals: Mapping[str, Sequence[Any]]) -> dict[str, float]:
+        return {name: _ratio(*sums) for name, sums in totals.items()}
+
+
+def evaluate(
+    model: nn.Module, loss: Loss | Task, data: Any, batch: int = 1000, prefix: str = "test_"
+) -> dict[str, float]:
+    """Metrics of a task, and the mean loss, on held-out rows. Not covered by any guarantee."""
+    examples, task = as_examples(data), as_task(loss)
+    device = next(iter(model.parameters())).device if any(True for _ in model.parameters()) else None
+    total, sums = 0.0, dict[str, Sequence[Any]]()
+    with evaluating(model), torch.no_grad():
+        for start in range(0, len(examples), batch):
+            rows = examples.take(torch.arange(start, min(start + batch, len(examples))))
+            inputs, targets = tree_map(lambda leaf: leaf.to(device), rows)
+            try:
+                scores = task.scores_of(call_model(model, inputs))
+                total += float(task.loss(scores, targets).sum())
+                found = task.sums(scores, targets)
+            except Unsuitable:
+                raise
+            except Exception as error:
+                raise ValueError(
+                    f"the model, the loss or a metric fails on held-out rows with {type(error).__name__} (what it says "
+                    "may quote them): check their labels and shapes"
+                ) from None
+            sums = (
+                found if start == 0 else {n: _added(sums[n], part) for n, part in found.items() if n in sums}
+            )
+    measured = {f"{prefix}{name}": value for name, value in task.results(sums).items()}
+    return {**measured, f"{prefix}loss": total / len(examples)}
+
+
+def _added(totals: Sequence[Any], part: Sequence[Any]) -> list[Any]:
+    return [one + other for one, other in zip(totals, part, strict=True)]
+
+
+def _sums(metric: Callable[[Any, Any], Tensor] | Metric, scores: Any, targets: Any) -> Sequence[Any]:
+    if isinstance(metric, Metric):
+        return metric.sums(scores, targets)
+    values = metric(scores, targets)
+    if not isinstance(values, Tensor) or values.dim() != 1:
+        raise Unsuitable("a metric gives one value for each example")
+    return float(values.sum()), len(values)
+
+
+def _ratio(part: float, whole: float) -> float:
+    return part / whole if whole else math.nan
+
+
+def _right(scores: Tensor, targets: Tensor) -> Sequence[Any]:
+    return int((scores.argmax(1) == targets).sum()), len(targets)
+
+
+ACCURACY = Metric(_right, _ratio)
+
+
+def _words_right(scores: Tensor, targets: Tensor) -> Sequence[Any]:
+    counted = targets >= SPECIAL
+    guesses = scores[counted][:, SPECIAL:].argmax(-1) + SPECIAL
+    return int((guesses == targets[counted]).sum()), int(counted.sum())
+
+
+def _columns(values: Tensor) -> Tensor:
+    """[n, k], of one number for each row or several."""
+    return values.reshape(len(values), -1)
+
+
+def _errors(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Differences [n, k]; shapes that only broadcast ([n, 1] and [n, k]) are a mistake, and an error."""
+    outputs, targets = _columns(outputs), _columns(targets)
+    if outputs.shape != targets.shape:
+        raise Unsuitable(
+            f"the model gives {outputs.shape[1]} numbers for each row and the targets have {targets.shape[1]}: make "
+            "them as many"
+        )
+    return outputs - targets
+
+
+def _squared_errors(outputs: Tensor, targets: Tensor) -> Tensor:
+    return _errors(outputs, targets).square().mean(1)
+
+
+def _absolute_errors(outputs: Tensor, targets: Tensor) -> Tensor:
+    return _errors(outputs, targets).abs().mean(1)
+
+
+def _spread_sums(outputs: Tensor, targets: Tensor) -> Sequence[Any]:
+    values = _columns(targets).double()
+    squares = _errors(outputs, targets).double().square().sum(0)
+    return len(values), values.sum(0), values.square().sum(0), squares
+
+
+def _r_squared(count: int, total: Tensor, squares: Tensor, errors: Tensor) -> float:
+    """1 - squared errors / squared deviations, the mean over outputs; no number where targets are all alike."""
+    deviations = squares - total.square() / count
+    return float((1 - errors / deviations).mean()) if bool((deviations > 0).all()) else math.nan

@@ -1,0 +1,115 @@
+"""What is promised: how units are clipped, with which noise, who takes part, and how often something is released.
+
+Said once, before a run begins, from public numbers alone. A door keeps to its terms, accountants price them, and a run
+writes them down.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from sordino.clipping.policy import ClippingPolicy
+from sordino.data import Sampling
+from sordino.noise import Mechanism, Releases
+from sordino.noise.gaussian import REACH
+from sordino.privacy import Budget, noise_for
+from sordino.privacy.tails import check_reach
+
+if TYPE_CHECKING:
+    from dp_accounting import DpEvent
+
+
+@dataclass(frozen=True)
+class Terms:
+    """Each unit moves a clipped sum by at most C, and the noise on it has standard deviation ``multiplier * C``.
+
+    ``steps`` is how many releases are planned, None if that is open; ``units`` is n, public under the zero-out
+    relation. What has no known price raises ValueError when it is priced.
+    """
+
+    clip: ClippingPolicy
+    noise: Mechanism
+    sampling: Sampling
+    units: int
+    steps: int | None = None
+    multiplier: float = 0.0
+    secure: bool = False
+
+    def __post_init__(self) -> None:
+        if not (self.multiplier >= 0 and math.isfinite(self.multiplier)):
+            raise ValueError(f"noise_multiplier must be 0 or positive, not {self.multiplier:g}")
+        if not isinstance(self.noise, Mechanism):
+            raise ValueError(f"noise must be a mechanism such as Tree(restart_every=1), not {self.noise!r}")
+        self.sampling.check(self.units)
+
+    @cached_property
+    def releases(self) -> Releases:
+        """The noise of all the releases together, and what they cost."""
+        return self.noise.over(self.sampling, self.units, self.steps)
+
+    @property
+    def expected_batch(self) -> float:
+        return self.sampling.expected_batch(self.units)
+
+    @property
+    def per_epoch(self) -> int:
+        return self.sampling.steps_per_epoch(self.units)
+
+    @cached_property
+    def probe_multipliers(self) -> tuple[float, ...]:
+        return self._probe_multipliers(self.multiplier)
+
+    def _probe_multipliers(self, multiplier: float) -> tuple[float, ...]:
+        return tuple(probe.multiplier for probe in self.clip.probes(multiplier, self.expected_batch))
+
+    @cached_property
+    def own_multiplier(self) -> float:
+        """The gradient's own, where probes are released beside it; raises ValueError if they leave nothing."""
+        return self.releases.split(self.multiplier, self.probe_multipliers)
+
+    def charge(self, step: int) -> tuple[str, DpEvent]:
+        """What has to be paid before a step, and the name of the payment: steps of one name are paid once."""
+        return self.releases.charge(step, self.multiplier, self.probe_multipliers)
+
+    def cost(self, steps: int) -> DpEvent:
+        """All the charges of the first ``steps`` releases."""
+        return self.releases.cost(steps, self.multiplier, self.probe_multipliers)
+
+    @property
+    def explanation(self) -> str | None:
+        """Where the events come from, if they do not speak for themselves: a line for the certificate."""
+        return self.releases.explanation(self.multiplier, self.probe_multipliers) if self.multiplier else None
+
+    @property
+    def caveat(self) -> str | None:
+        return self.sampling.caveat
+
+    def check_sensitivity(self, names: Sequence[str]) -> None:
+        """Raise ValueError where a unit could move the sum without bound, for parameters of these names."""
+        if self.multiplier and not math.isfinite(self.clip.sensitivity(self.clip.start(names))):
+            raise ValueError("noise without clipping gives no guarantee: choose a clipping policy")
+
+    def within(
+        self, budget: Budget | None, noise_multiplier: float | None, delta: float | None, accountant: str
+    ) -> tuple[Terms, float | None]:
+        """These terms with the noise that the planned releases need, from whatever the user gave, and delta."""
+        if (budget is None) == (noise_multiplier is None):
+            raise ValueError("give either a budget (epsilon and delta) or a noise multiplier")
+        assert self.steps is not None
+        calls = self.steps
+        if budget is not None:
+
+            def plan(z: float) -> DpEvent:
+                return self.releases.cost(calls, z, self._probe_multipliers(z))
+
+            noise_multiplier, delta = noise_for(budget, plan, accountant), budget.delta
+        assert noise_multiplier is not None
+        if noise_multiplier > 0:
+            if delta is None:
+                raise ValueError("a noise multiplier needs a delta to be priced at")
+            check_reach(REACH, noise_multiplier, calls, delta)
+        return replace(self, multiplier=float(noise_multiplier)), delta
