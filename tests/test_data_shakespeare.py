@@ -98,7 +98,6 @@ def test_the_last_tenth_of_a_roles_speeches_is_for_testing(folder: Path) -> None
     assert loaded.test is not None
     assert loaded.users.bincount().tolist() == [3, 18, 3]  # 2 of 20 speeches, and none of 3 and of 1
     assert loaded.test[0].tolist() == [tokens("< be ? ?")] * 2
-    assert "last tenth" in loaded.description
 
 
 def test_the_vocabulary_depends_on_no_speech(folder: Path) -> None:

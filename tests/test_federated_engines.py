@@ -16,6 +16,7 @@ from sordino.federated.engines import gradients as engines
 from sordino.federated.engines.gradients import choose, engine_named
 from sordino.federated.engines.losses import OutputGradients
 from sordino.federated.engines.stacked import can_stack
+from sordino.named import ENGINES
 from sordino.vector import ParameterVector
 
 CROSS_ENTROPY = nn.CrossEntropyLoss(reduction="none")
@@ -98,6 +99,7 @@ def with_frozen_embedding() -> nn.Module:
 
 
 IMAGE = (3, 9, 8)
+WAYS = [name for name in ENGINES if name != "debug"]  # which is another name
 # name: (model, shape of an example); examples of shape "tokens" are 5 numbers below 7
 # fmt: off
 STACKABLE: dict[str, tuple[Callable[[], nn.Module], Any]] = {
@@ -210,7 +212,7 @@ def assert_same(found: Tensor, expected: Tensor) -> None:
 
 
 @pytest.mark.parametrize("name", STACKABLE)
-@pytest.mark.parametrize("way", ["stacked", "mapped", "looped"])
+@pytest.mark.parametrize("way", WAYS)
 def test_every_way_has_the_gradients_of_autograd(way: str, name: str) -> None:
     for seed in range(3):
         model, vector, rows = model_and_rows(*STACKABLE[name], seed=seed)
@@ -343,7 +345,7 @@ LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "without a class": nn.CrossEntropyLoss(reduction="none", ignore_index=1),
     "margin": nn.MultiMarginLoss(reduction="none"),
 }
-KNOWN = [(way, name) for way in ("stacked", "mapped", "looped") for name in LOSSES]
+KNOWN = [(way, name) for way in WAYS for name in LOSSES]
 KNOWN.remove(("mapped", "margin"))  # vmap has no rule for it
 
 
@@ -370,7 +372,7 @@ def test_cross_entropy_has_the_gradient_of_autograd() -> None:
     torch.testing.assert_close(direct(outputs, shares, weights), generic(outputs, shares, weights))
 
 
-@pytest.mark.parametrize("way", ["stacked", "mapped", "looped"])
+@pytest.mark.parametrize("way", WAYS)
 def test_a_loss_must_have_a_value_per_example(way: str) -> None:
     model, vector, rows = model_and_rows(*STACKABLE["mlp"])
     with pytest.raises(ValueError, match="reduction='none'"):
@@ -378,7 +380,7 @@ def test_a_loss_must_have_a_value_per_example(way: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["mlp", "cnn", "norms", "embedding"])
-@pytest.mark.parametrize("way", ["stacked", "mapped", "looped"])
+@pytest.mark.parametrize("way", WAYS)
 def test_clients_are_apart(way: str, name: str) -> None:
     """No weight is no gradient, and what is not finite stays with its client."""
     model, vector, (x, inputs, targets, weights) = model_and_rows(*STACKABLE[name])

@@ -16,8 +16,8 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
-from torch.utils._pytree import tree_leaves, tree_map
 
+from sordino.data import tree_leaves, tree_map
 from sordino.gradients import Engine, Norms, SlowGradients
 from sordino.gradients.bounds import row_norms
 from sordino.gradients.factors import Outer, gram_is_cheaper

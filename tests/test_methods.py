@@ -65,7 +65,9 @@ def test_a_method_trains_and_pays(name: str, small_model: nn.Module, toy: Any) -
 def test_a_method_describes_itself(name: str) -> None:
     described = method_named(name).describe()
     assert json.loads(json.dumps(described))["name"] == name
-    assert ("learning_rate" in described["needs"]) == (name not in ("adadp", "adam-wosm", "auto", "dp-dog"))
+    assert ("learning_rate" in described["needs"]) == (
+        name not in ("adadp", "adam-wosm", "auto", "composed", "dp-dog")
+    )
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -95,7 +97,7 @@ def test_thresholds_of_methods() -> None:
 
 
 def test_unknown_names_and_settings_say_what_there_is() -> None:
-    with pytest.raises(ValueError, match="choose one of adadp, adam, adam-wosm"):
+    with pytest.raises(ValueError, match=r"choose one of adadp, adam, adam-wosm.*did you mean dp-sgd\?"):
         method_named("dp-sdg")
     with pytest.raises(ValueError, match="it has learning_rate"):
         method_named("dp-sgd", {"lr": 1})

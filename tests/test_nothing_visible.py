@@ -33,12 +33,14 @@ from torch.utils.data import Dataset
 
 import sordino as sd
 from conftest import cross_entropy, sordino
+from sordino import named
 from sordino.data import as_examples
 from sordino.federated import OwnLoop, federate
 from sordino.federated.population import Population
 from sordino.federated.user_level import UserGate
 from sordino.gate import Door, ExampleGate
 from sordino.gradients import Engine
+from sordino.methods import method_named
 from sordino.runs import RunDirectory
 
 TIMINGS = {"seconds", "peak_memory_mib", "created"}
@@ -348,17 +350,17 @@ def test_a_wild_row(observe: Observer, tmp_path: Path, kind: str, wild: str, sam
 
 
 METHODS: dict[str, Any] = {
-    "auto": sd.auto(),
-    "oso": sd.oso(),
+    **{
+        name: method_named(name)
+        for name, entry in named.METHODS.entries.items()
+        if "public" not in entry.facts
+    },
     "oso by cosine": sd.oso(update="cosine"),
     "quantile": sd.dp_sgd(target_quantile=0.5),
     "per layer": sd.dp_sgd(per_layer=True),
     "dp-adam": sd.dp_adam(average=0.9),
-    "adadp": sd.adadp(),
     "adadp online": sd.adadp(online=True),
-    "dp-ftrl": sd.dp_ftrl(),
     "dp-ftrl quantile": sd.dp_ftrl(target_quantile=0.5),
-    "dp-dog": sd.dp_dog(),
 }
 
 

@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from sordino.clipping.policy import Answer, ClippingPolicy, Probe
 from sordino.data import Examples, Sampling, as_examples, tree_map, units_of
@@ -283,7 +282,7 @@ class ExampleGate(Door):
                 0, kept.to(some.device), some
             )
 
-        whole = pytree.tree_map(filled, (inputs, targets), self._data.template(1))
+        whole = tree_map(filled, (inputs, targets), self._data.template(1))
         there = torch.zeros(len(rows), dtype=torch.bool).index_fill_(0, kept, True)
         return *self._on_device(whole), there.to(self.theta.device)
 

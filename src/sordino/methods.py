@@ -104,10 +104,10 @@ class Method:
 
 def method(
     *,
-    clip: ClippingPolicy | str,
-    step: StepRule | str,
-    rate: RateController | str,
-    noise: Mechanism | str | None = None,
+    clip: ClippingPolicy | str = "normalised",
+    step: StepRule | str = "sgd",
+    rate: RateController | str = "travel",
+    noise: Mechanism | str | None = "gaussian",
     average: float | None = None,
     name: str = "composed",
 ) -> Method:
@@ -139,7 +139,7 @@ def method(
         "clip": (CLIPS.part(clip), ClippingPolicy),
         "step": (STEPS.part(step), StepRule),
         "rate": (RATES.part(rate), RateController),
-        "noise": (Gaussian() if noise is None else NOISES.part(noise), Mechanism),
+        "noise": (NOISES.part(noise or "gaussian"), Mechanism),
     }
     for part, (value, kind) in parts.items():
         if not isinstance(value, kind):

@@ -74,16 +74,19 @@ METHODS = Registry(
     "method",
     {
         "adadp": Entry("methods:adadp", "ADADP: the rate found by extrapolation, two batches a step"),
-        "adam": Entry("methods:adam", "without privacy", facts={"public": True}),
+        "adam": Entry("methods:adam", "Adam without privacy", facts={"public": True}),
         "adam-wosm": Entry("methods:adam_wosm", "Adam without second moments"),
         "auto": Entry("methods:auto", "tunes itself: no rate, no threshold"),
+        "composed": Entry("methods:method", "of parts, as in --set clip=quantile:0.8 --set noise=gaussian"),
         "dp-adam": Entry("methods:dp_adam", "Adam on private gradients"),
         "dp-dog": Entry("methods:dp_dog", "distance over gradients: no rate, no threshold"),
         "dp-ftrl": Entry("methods:dp_ftrl", "tree noise: no sampling needed"),
         "dp-sgd": Entry("methods:dp_sgd", "SGD on private gradients"),
         "oso": Entry("methods:oso", "OSO-DPSGD: rate and threshold optimised online"),
-        "sgd": Entry("methods:sgd", "without privacy", facts={"public": True}),
+        "sgd": Entry("methods:sgd", "SGD without privacy", facts={"public": True}),
     },
+    given=("name",),
+    parts={"clip": CLIPS, "step": STEPS, "rate": RATES, "noise": NOISES},
 )
 
 SERVERS = Registry(
@@ -168,7 +171,7 @@ PARTICIPATIONS = Registry(
             example="10",
         ),
     },
-    given=("batch_size", "units"),
+    given=("batch_size", "units", "assume_poisson", "every"),  # how a price is found is no setting
 )
 
 SAMPLINGS = Registry(
@@ -186,7 +189,7 @@ SAMPLINGS = Registry(
             facts={"no guarantee": True},
         ),
     },
-    given=("batch_size", "units"),
+    given=("batch_size", "units", "assume_poisson", "every"),  # how a price is found is no setting
 )
 
 ACCOUNTANTS = Registry(

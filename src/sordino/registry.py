@@ -137,7 +137,7 @@ class Registry(Mapping[str, Any]):
         takes = self.entries[key].takes
         if colon and not takes:
             raise ValueError(f"{key} takes no number: write {key}")
-        known = {setting: p for setting, p in self.settings(key).items() if _kinds(p)}
+        known = {setting: p for setting, p in self.settings(key).items() if _is_plain(p)}
         chosen: dict[str, Any] = {}
         for each in ([f"{takes}={first}"] if colon else []) + rest:
             setting, equals, value = each.partition("=")
@@ -171,13 +171,17 @@ class Registry(Mapping[str, Any]):
     def _defaults(self, name: str) -> str:
         if not callable(self[name]):
             return ""
-        plain = {
-            setting: p for setting, p in self.settings(name).items() if _kinds(p) or setting in self._parts
-        }
-        return ", ".join(
-            f"`{setting}`" if p.default is p.empty else f"`{setting}={_shown(p.default)}`"
-            for setting, p in plain.items()
-        )
+        shown = {}
+        for setting, p in self.settings(name).items():
+            if setting in self._parts:
+                shown[setting] = f"={self._parts[setting].name_of(p.default)}"
+            elif _is_plain(p):
+                shown[setting] = "" if p.default is p.empty else f"={_shown(p.default)}"
+        return ", ".join(f"`{setting}{default}`" for setting, default in shown.items())
+
+    def name_of(self, thing: Any) -> str:
+        """The name under which a table has a thing that was made with no settings; of a name itself that name."""
+        return thing if isinstance(thing, str) else next(name for name in self if self.named(name) == thing)
 
     def _as_in(self, key: str) -> str:
         example = self.entries[key].example
@@ -226,6 +230,11 @@ def _kinds(parameter: inspect.Parameter) -> list[str]:
     return [kind for kind in _WORDS if kind in words]
 
 
+def _is_plain(parameter: inspect.Parameter) -> bool:
+    """Whether somebody can write a value down."""
+    return bool(set(_kinds(parameter)) - {"None"})
+
+
 def _wanted(parameter: inspect.Parameter) -> str:
     return " or ".join(_WORDS[kind] for kind in _kinds(parameter)) or f"a {parameter.annotation}"
 
@@ -242,4 +251,6 @@ def _fits(value: Any, parameter: inspect.Parameter) -> bool:
 
 
 def _shown(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:g}"
     return str(value).lower() if value is None or isinstance(value, bool) else str(value)

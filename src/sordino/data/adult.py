@@ -1,4 +1,4 @@
-"""UCI Adult: who earned more than $50,000 in the US census of 1994, in its public comma-separated format."""
+"""UCI Adult (Becker and Kohavi, 1996): who earned more than $50,000 in the US census of 1994, comma-separated."""
 
 from __future__ import annotations
 
@@ -83,7 +83,6 @@ def load_adult(folders: Folders) -> Loaded:
         test=test,
         classes=2,
         input_shape=(_FEATURES,),
-        description="UCI Adult: income above $50,000 or not, US census of 1994 (Becker and Kohavi 1996)",
         public=(
             *("number of rows", "number of classes", "shape of the inputs"),
             "categories of each column (those of adult.names)",

@@ -1,4 +1,4 @@
-"""AG News in its public comma-separated format, its words as published GloVe vectors."""
+"""AG News (Zhang et al., 2015) in its public comma-separated format, its words as published GloVe vectors."""
 
 from __future__ import annotations
 
@@ -56,10 +56,6 @@ def load_ag_news(folders: Folders) -> Loaded:
         test=(_embed(test, vectors, is_known), test.targets),
         classes=len(_CLASSES),
         input_shape=(_WORDS * _DIMENSIONS,),
-        description=(
-            f"AG News: four kinds of news, the first 15 words as GloVe vectors (Zhang et al. 2015); "
-            f"{len(train.targets):,} training rows (the whole set has 120,000)"
-        ),
         public=(
             *("number of rows", "number of classes", "shape of the inputs"),
             "word vectors (published: GloVe 6B)",

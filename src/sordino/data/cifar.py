@@ -1,4 +1,4 @@
-"""CIFAR-10 in its public binary format: records of one label byte and 3x32x32 pixel bytes."""
+"""CIFAR-10 (Krizhevsky, 2009) in its public binary format: records of one label byte and 3x32x32 pixel bytes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,6 @@ def load_cifar10(folders: Folders) -> Loaded:
         test=_part(contents, _TEST, source),
         classes=10,
         input_shape=(3, 32, 32),
-        description="CIFAR-10: ten kinds of things, 32x32 colour (Krizhevsky 2009)",
         mean=_MEAN,
         std=_STD,
     )

@@ -22,5 +22,4 @@ def load_digits(folders: Folders) -> Loaded:
         test=(inputs[is_test], targets[is_test]),
         classes=10,
         input_shape=(1, 8, 8),
-        description="Handwritten digits, 8x8 grey, bundled with scikit-learn; every fifth row is for test",
     )

@@ -42,7 +42,6 @@ class Emnist:
             test=parts[1],
             classes=len(self.labels),
             input_shape=(1, 28, 28),
-            description=f"EMNIST {self.split}: handwritten letters and digits, 28x28 grey (Cohen et al. 2017)",
             mean=(_MEAN,),
             std=(_STD,),
         )

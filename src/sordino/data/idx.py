@@ -1,4 +1,4 @@
-"""The idx format of MNIST and its relatives."""
+"""The idx format of MNIST (LeCun et al., 1998) and its relatives, such as Fashion-MNIST (Xiao et al., 2017)."""
 
 from __future__ import annotations
 
@@ -90,7 +90,6 @@ class MnistLike:
     """Four idx files: images of 28x28 grey values and labels 0..9, for training and for test."""
 
     name: str
-    description: str
     home: str
     md5: dict[str, str]  # by file name, without .gz
     mean: float  # published, as part of the set: never computed from the rows at hand
@@ -105,7 +104,6 @@ class MnistLike:
             test=test,
             classes=10,
             input_shape=(1, 28, 28),
-            description=self.description,
             mean=(self.mean,),
             std=(self.std,),
         )
@@ -124,7 +122,6 @@ class MnistLike:
 
 MNIST = MnistLike(
     name="mnist",
-    description="MNIST: handwritten digits, 28x28 grey (LeCun et al. 1998)",
     home="https://ossci-datasets.s3.amazonaws.com/mnist/",
     md5={
         "train-images-idx3-ubyte": "f68b3c2dcbeaaa9fbdd348bbdeb94873",
@@ -138,7 +135,6 @@ MNIST = MnistLike(
 
 FASHION_MNIST = MnistLike(
     name="fashion-mnist",
-    description="Fashion-MNIST: ten kinds of clothing, 28x28 grey (Xiao et al. 2017)",
     home="http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
     md5={
         "train-images-idx3-ubyte": "8d4fb7e6c68d591d4c3dfef9ec88bf0d",

@@ -21,7 +21,6 @@ class Loaded:
     classes: int
     input_shape: tuple[int, ...]
     task: str = "classification"
-    description: str = ""
     public: tuple[str, ...] = ("number of rows", "number of classes", "shape of the inputs")
     mean: tuple[float, ...] = (0.0,)
     std: tuple[float, ...] = (1.0,)

@@ -56,7 +56,6 @@ def load_npz(path: Path, classes: int | None = None) -> Loaded:
         test=test,
         classes=classes,
         input_shape=tuple(train[0].shape[1:]),
-        description=f"{path.name}: arrays {train_names[0]} and {train_names[1]}",
         public=(
             "number of rows",
             "number of classes" if declared else "number of classes (read from the labels)",

@@ -66,10 +66,6 @@ def load_shakespeare(folders: Folders) -> Loaded:
         classes=SPECIAL + len(words),
         input_shape=(LENGTH,),
         task="next-word",
-        description=(
-            f"Shakespeare's plays, next word: {len(speeches):,} roles are the users; {len(users):,} training rows; "
-            "the last tenth of each role's speeches is for testing"
-        ),
         public=(
             *("number of rows", "number of roles", "shape of the inputs"),
             f"vocabulary (published: the first {len(words):,} words {source}in GloVe 6B; not counted in the speeches)",

@@ -8,20 +8,24 @@ from typing import Any, TypeAlias
 Tree: TypeAlias = Any  # mypy has no use for a recursive alias whose leaves may be of any type
 
 
-def tree_map(fn: Callable[[Any], Any], tree: Tree) -> Tree:
+def tree_map(fn: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:
     """Apply `fn` to every leaf and keep the containers (a dict keeps its order of keys).
+
+    Further trees are of the same form, and `fn` gets the leaves of one place together.
 
     >>> tree_map(lambda leaf: leaf + 1, {"a": 1, "b": (2, [3])})
     {'a': 2, 'b': (3, [4])}
+    >>> tree_map(max, {"a": 1, "b": (2, [3])}, {"a": 2, "b": (1, [5])})
+    {'a': 2, 'b': (2, [5])}
     """
     if isinstance(tree, dict):
-        return {key: tree_map(fn, child) for key, child in tree.items()}
-    if isinstance(tree, tuple) and hasattr(tree, "_fields"):  # a namedtuple takes its fields one by one
-        return type(tree)(*(tree_map(fn, child) for child in tree))
+        return {key: tree_map(fn, child, *(other[key] for other in others)) for key, child in tree.items()}
     if isinstance(tree, tuple | list):
-        children = [tree_map(fn, child) for child in tree]
+        children = [tree_map(fn, *each) for each in zip(tree, *others, strict=True)]
+        if hasattr(tree, "_fields"):  # a namedtuple takes its fields one by one
+            return type(tree)(*children)
         return tuple(children) if isinstance(tree, tuple) else children
-    return fn(tree)
+    return fn(tree, *others)
 
 
 def tree_leaves(tree: Tree) -> list[Any]:

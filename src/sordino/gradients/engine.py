@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map
 
+from sordino.data.tree import tree_leaves, tree_map
 from sordino.gradients import attention, broadcast, convolution, embedding, linear, normalisation, recurrent
 from sordino.gradients.bounds import BlockSums
 from sordino.gradients.calls import Loss, call_model, check_loss

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map
 
+from sordino.data.tree import tree_leaves, tree_map
 from sordino.gradients.calls import Loss, call_model
 
 

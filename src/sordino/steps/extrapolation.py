@@ -89,7 +89,6 @@ class Extrapolation(StepRule):
             error = float(full.sub_(hat).div_(size).norm())
             direction = torch.lerp(first.gradient, second.gradient, 0.5)
         # An error that is no number is above every limit but none.
-        accepted = error <= limit or before is None
-        if before is not None and not accepted:
+        if before is not None and not error <= limit:
             theta.copy_(before)  # both batches are spent all the same
-        return StepResult((first, second), eta, direction, error, accepted)
+        return StepResult((first, second), eta, direction, error)

@@ -52,7 +52,6 @@ class StepResult:
     rate: float
     direction: Tensor  # theta moved by -rate times this, unless the step was taken back
     error: float | None = None  # where the rule can estimate one
-    accepted: bool = True
 
 
 class StepRule(ABC):
