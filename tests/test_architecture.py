@@ -14,6 +14,7 @@ import sordino
 SOURCE = Path(sordino.__file__).parent
 # Each part may import itself and the parts before it.
 ORDER = [
+    "cache",
     "vector",
     "privacy",
     "data",

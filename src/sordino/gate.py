@@ -21,11 +21,10 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from dp_accounting import DpEvent
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
@@ -37,6 +36,9 @@ from sordino.noise import Gaussian, GaussianNoise, Mechanism, Streams
 from sordino.noise.grid import ROUNDING, grid_for
 from sordino.privacy import Ledger
 from sordino.vector import holding
+
+if TYPE_CHECKING:
+    from dp_accounting import DpEvent
 
 _ROOM = rounding_of_sums(MOST_UNITS) + ROUNDING + 2e-5  # of sums, to the grid, and of norms: 0.4 %
 

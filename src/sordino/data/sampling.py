@@ -9,13 +9,15 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import numpy.typing as npt
-from dp_accounting import DpEvent
 
 from sordino.privacy.events import release, sampled_without_replacement
+
+if TYPE_CHECKING:
+    from dp_accounting import DpEvent
 
 
 class Words(Protocol):

@@ -15,10 +15,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from dp_accounting import DpEvent
 from torch import Tensor
 
 from sordino.data.sampling import Sampling
@@ -27,6 +27,9 @@ from sordino.noise.grid import check_noise, grid_for, meet_
 from sordino.noise.mechanism import Mechanism, Releases, State
 from sordino.privacy.events import compose, repeat
 from sordino.privacy.trees import fixed_order_sensitivity, tree_release, worst_case_sensitivity
+
+if TYPE_CHECKING:
+    from dp_accounting import DpEvent
 
 
 @dataclass(frozen=True)

@@ -9,15 +9,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from dp_accounting import DpEvent
 from torch import nn
 
 from sordino.privacy import Guarantee, certificate
 from sordino.privacy.certificate import epsilon_to_json, sordino_version
 from sordino.runs.checkpoint import delete_checkpoint
 from sordino.runs.directory import RunDirectory
+
+if TYPE_CHECKING:
+    from dp_accounting import DpEvent
 
 
 @dataclass(frozen=True)

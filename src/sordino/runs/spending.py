@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-
-from dp_accounting import DpEvent
+from typing import TYPE_CHECKING
 
 from sordino.clipping.policy import ClippingPolicy
 from sordino.gate import Door
@@ -13,6 +12,9 @@ from sordino.noise import Releases, gaussian
 from sordino.privacy import Budget, EpsilonCurve, epsilon_after, noise_for, price
 from sordino.privacy.loss_distribution import squared_mu
 from sordino.privacy.tails import check_reach
+
+if TYPE_CHECKING:
+    from dp_accounting import DpEvent
 
 
 def planned_noise(
