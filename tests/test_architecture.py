@@ -29,11 +29,11 @@ ORDER = [
     "least_squares",
     "methods",
     "defaults",
+    "report",
     "runs",
     "training",
     "federated",
     "auditing",
-    "report",
     "recipes",
     "cli",
 ]

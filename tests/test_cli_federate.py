@@ -22,7 +22,7 @@ def summary_of(monkeypatch: pytest.MonkeyPatch, capsys: Any, *arguments: str) ->
     """Of a tiny run that has to succeed, without its figure, which takes longer than the run."""
     capsys.readouterr()
     with monkeypatch.context() as patch:
-        patch.setattr("sordino.report.draw_federated_report", lambda *_: None)
+        patch.setattr("sordino.report.drawn", lambda *_: b"")
         assert sordino(patch, "federate", "digits", *TINY, "--seed", "1", *arguments, "--json") == 0
     found: dict[str, Any] = json.loads(capsys.readouterr().out)
     return found

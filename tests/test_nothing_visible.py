@@ -661,8 +661,7 @@ def command(monkeypatch: pytest.MonkeyPatch, rows: tuple[Tensor, Tensor], *argum
             patch.chdir(home)
             patch.delenv("SORDINO_DATA", raising=False)
             if "--figure" not in arguments:
-                patch.setattr("sordino.report.draw_report", lambda *_: None)
-                patch.setattr("sordino.report.draw_federated_report", lambda *_: None)
+                patch.setattr("sordino.report.drawn", lambda *_: b"")
             given = [each for each in arguments if each != "--figure"]
             code = sordino(patch, *given, "--classes", "3", "--out", str(folder))
         if code:

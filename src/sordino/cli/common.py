@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
     from torch import Tensor, nn
 
     from sordino.data import Loaded
@@ -184,6 +185,33 @@ def drawn_at_last(
     done = f"the run in {folder} was complete; its report.png was missing and is drawn"
     print(to_json({**summary, "run": str(folder)}) if as_json else done)
     return True
+
+
+def draw_report(summary: dict[str, Any], history: list[dict[str, Any]], path: Path) -> None:
+    from sordino.report import drawn
+    from sordino.runs import replace_file
+
+    replace_file(path, drawn(summary, history))
+
+
+def draw_federated_report(summary: dict[str, Any], history: list[dict[str, Any]], folder: Path) -> None:
+    from sordino.report import drawn
+    from sordino.runs import replace_file
+
+    about = folder / "clients.json"
+    clients = json.loads(about.read_text()) if about.exists() else None
+    replace_file(folder / "report.png", drawn(summary, history, clients))
+
+
+def save_figure(figure: Figure, path: Path) -> None:
+    """Whole or not at all: half a figure on a full disk would pass for one that is there."""
+    import io
+
+    from sordino.runs import replace_file
+
+    drawn = io.BytesIO()
+    figure.savefig(drawn, format="png", dpi=120)
+    replace_file(path, drawn.getvalue())
 
 
 def show_warning(message: Warning | str, *_: Any, **__: Any) -> None:

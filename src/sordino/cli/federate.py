@@ -17,6 +17,7 @@ from sordino.cli.common import (
     Resume,
     Secure,
     budget_of,
+    draw_federated_report,
     drawn_at_last,
     initial_model,
     interruptible,
@@ -160,7 +161,6 @@ def federate(
     from sordino.federated import Conditions
     from sordino.federated import federate as run_federation
     from sordino.models import default_model, next_word_accuracy
-    from sordino.report import draw_federated_report
     from sordino.runs import to_json
 
     rate = _number(chosen, "learning_rate", 0.1)

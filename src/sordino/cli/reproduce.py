@@ -128,7 +128,7 @@ def _write(recipe: Recipe, report: Report, size: str, folder: Path) -> dict[str,
     if report.draw is not None:
         from matplotlib.figure import Figure
 
-        from sordino.report.figure import save_figure
+        from sordino.cli.common import save_figure
 
         figure = Figure(figsize=report.size, layout="constrained")
         report.draw(figure)

@@ -16,6 +16,7 @@ from sordino.cli.common import (
     Resume,
     Secure,
     budget_of,
+    draw_report,
     drawn_at_last,
     initial_model,
     interruptible,
@@ -100,7 +101,6 @@ def train(
     from sordino.data import load
     from sordino.methods import method_named
     from sordino.models import default_model
-    from sordino.report import draw_report
     from sordino.runs import to_json
     from sordino.training import train as run_training
 
