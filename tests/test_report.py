@@ -135,7 +135,7 @@ def test_what_moved_has_a_panel() -> None:
         (["test_next_word_accuracy", "holdout_next_word_accuracy"], ["Next word accuracy"]),
         (["test_loss", "loss"], ["Loss"]),
         (["test_accuracy", "holdout_accuracy", "test_loss"], ["Accuracy", "Loss"]),
-        ([], ["Accuracy"]),
+        ([], ["On held-out rows"]),
     ],
 )
 def test_every_measure_is_shown_and_losses_come_last(names: list[str], shown: list[str]) -> None:

@@ -92,7 +92,7 @@ def say_what_is_missing(axes: Axes, not_finite: int) -> None:
     if not_finite:
         what = "value is" if not_finite == 1 else "values are"
         text = f"{not_finite} {what} not finite"
-        axes.text(0.5, 0.02, text, ha="center", color="#b8442c", fontsize=8, transform=axes.transAxes)
+        axes.text(0.98, 0.92, text, ha="right", color="#b8442c", fontsize=8, transform=axes.transAxes)
 
 
 def say(axes: Axes, text: str) -> None:

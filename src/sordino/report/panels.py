@@ -56,7 +56,8 @@ def _measured(run: Account) -> Iterator[Panel]:
         yield Panel(f"{kind.replace('_', ' ').capitalize()}{cover}", _drawing_measures(run, names, kind))
     if not run.measures:
         yield Panel(
-            "Accuracy", lambda axes: scale.say(axes, "no test set" if run.history else "nothing logged yet")
+            "On held-out rows",
+            lambda axes: scale.say(axes, "no test set" if run.history else "nothing logged yet"),
         )
 
 
@@ -127,7 +128,11 @@ def _spent(run: Account) -> Iterator[Panel]:
 
     def draw(axes: Axes) -> None:
         # From nothing at the start. A tree is paid for when it is opened; what is sampled, step by step.
-        axes.plot([0.0, *course.x], [0.0, *course.y], color=RED, drawstyle="steps-pre" if tree else "default")
+        style = (
+            {"drawstyle": "steps-pre"} if tree else {"marker": "o", "ls": ""} if len(course.y) == 1 else {}
+        )
+        start = [0.0] if tree or len(course.y) > 1 else []
+        axes.plot([*start, *course.x], [*start, *course.y], color=RED, ms=3, **style)  # type: ignore[arg-type]
         axes.set_ylim(0, 1.12 * max(course.y))
         scale.name_the_last(axes, course, RED, show_epsilon(course.y[-1], 2))
         scale.over_the_run(axes, run)
