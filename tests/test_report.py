@@ -52,7 +52,7 @@ def as_written(run: sd.Run) -> tuple[dict[str, Any], list[dict[str, Any]]]:
 
 def trained(name: str, small_model: nn.Module, toy: tuple[Tensor, Tensor], **kwargs: Any) -> sd.Run:
     private = METHODS[name]().private
-    paid = {"noise_multiplier": 1.0, "delta": 1e-3, "accountant": "rdp"} if private else {}
+    paid: dict[str, Any] = {"noise_multiplier": 1.0, "delta": 1e-3, "accountant": "rdp"} if private else {}
     return sd.train(
         small_model, cross_entropy, toy,
         **{"method": name, "epochs": 0.5, "batch_size": 15, "test": toy, "seed": 1, **paid, **kwargs},
@@ -80,7 +80,7 @@ def test_federations_can_be_drawn(
 ) -> None:
     if private and algorithm == "adabest":
         pytest.skip("adabest keeps what a server must not know")
-    paid = {"noise_multiplier": 1.0, "delta": 1e-2, "accountant": "rdp"} if private else {}
+    paid: dict[str, Any] = {"noise_multiplier": 1.0, "delta": 1e-2, "accountant": "rdp"} if private else {}
     run = sd.federate(
         small_model, cross_entropy, toy, rounds=2, clients=6, per_round=3, algorithm=algorithm, test=toy, seed=1,
         progress=False, **paid,
@@ -258,7 +258,8 @@ def test_even_clients_are_said_and_uneven_ones_drawn() -> None:
 def test_numbers_are_read_as_json_has_them() -> None:
     assert number("inf") == math.inf
     assert number("1.5") == 1.5
-    assert all(math.isnan(number(bad)) for bad in (None, True, "x", [], {}, 10**400))
+    wrong: list[Any] = [None, True, "x", [], {}, 10**400]
+    assert all(math.isnan(number(each)) for each in wrong)
 
 
 def test_drawing_leaves_matplotlib_as_it_was() -> None:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 BLUE, RED, GREEN, GREY = "#1b6ca8", "#b8442c", "#2f7d4f", "#777777"
+_COLOR_OF_ROWS = {"test rows": BLUE, "held-out clients": GREY, "training rows": GREEN}
 _CLIENTS_SHOWN = 60  # in the figure of labels
 _RESTARTS_SHOWN = 40
 
@@ -69,7 +70,7 @@ def _drawing_measures(run: Account, names: list[str], kind: str) -> Callable[[Ax
     def draw(axes: Axes) -> None:
         courses = {name: run.series(name) for name in names}
         for name, course in courses.items():
-            color = {"t": BLUE, "h": GREY}.get(name[0] if name != "loss" else "", GREEN)
+            color = _COLOR_OF_ROWS[_rows(name)]
             axes.plot(course.x, course.y, "o-", ms=3, color=color, label=_rows(name))
             scale.name_the_last(axes, course, color, _percent(course) if kind.endswith("accuracy") else None)
         scale.fit(
