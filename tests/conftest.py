@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,10 +20,25 @@ from sordino.steps import Plan
 torch.set_num_threads(1 if "PYTEST_XDIST_WORKER" in os.environ else 2)  # `make test` runs two processes
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _cache_of_the_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What the user's cache holds must not decide whether tests pass, nor tests fill it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
 @pytest.fixture(autouse=True)
 def _errors_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """A row that cannot be computed counts as zero, which would hide our own mistakes as well."""
     monkeypatch.setattr(Engine, "debug", True)
+
+
+@pytest.fixture(autouse=True)
+def _no_figures(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    """A figure takes longer than the run it is of: only tests marked ``figures`` draw them."""
+    if request.node.get_closest_marker("figures") is None:
+        monkeypatch.setattr("sordino.runs.closing.drawn", lambda *_: b"a figure")
 
 
 @pytest.fixture

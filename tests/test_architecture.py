@@ -18,6 +18,7 @@ ORDER = [
     "registry",
     "named",
     "described",
+    "cache",
     "vector",
     "privacy",
     "data",
@@ -111,4 +112,20 @@ def test_train_is_the_function_however_it_is_reached() -> None:
 
 def test_help_does_not_load_torch() -> None:
     code = "import sys, sordino.cli.main; sys.exit('torch' in sys.modules or 'scipy' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_what_loads_slowly_is_loaded_when_it_is_needed() -> None:
+    code = """
+import sys
+from sordino import data, methods, models, training
+assert not {"scipy", "dp_accounting", "sklearn", "matplotlib", "sympy"} & set(sys.modules)
+import torch
+digits = data.load("digits")
+loss = torch.nn.CrossEntropyLoss(reduction="none")
+model = models.build_model("mlp:8", digits.input_shape, digits.classes)
+paid = {"noise_multiplier": 1.0, "delta": 1e-5, "accountant": "rdp"}
+training.train(model, loss, digits.train, epochs=0.1, progress=False, **paid)
+assert not {"sklearn", "matplotlib", "sympy"} & set(sys.modules)
+"""
     subprocess.run([sys.executable, "-c", code], check=True)

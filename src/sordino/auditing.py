@@ -14,12 +14,11 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from dp_accounting import DpEvent
 from torch import Tensor, nn
 
 from sordino.clipping import ClippingPolicy, Probe
@@ -50,6 +49,9 @@ from sordino.privacy.audit import (
 from sordino.runs.progress import TrainingBar
 from sordino.steps import Plan
 from sordino.terms import Terms
+
+if TYPE_CHECKING:
+    from dp_accounting import DpEvent
 
 UNITS = 16
 CANARY = 0  # with batches in order it is in the first of every epoch, below as many nodes of a tree as a unit can be

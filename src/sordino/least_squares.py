@@ -14,11 +14,10 @@ import warnings
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import lru_cache
-from typing import Any, Self, SupportsIndex
+from typing import TYPE_CHECKING, Any, Self, SupportsIndex
 
 import numpy as np
 import torch
-from dp_accounting import DpEvent
 from numpy.typing import ArrayLike, NDArray
 from sklearn.base import BaseEstimator, RegressorMixin
 from sklearn.utils.validation import (
@@ -43,6 +42,9 @@ from sordino.privacy import (
     price,
     tree_release,
 )
+
+if TYPE_CHECKING:
+    from dp_accounting import DpEvent
 
 _Vector = NDArray[np.float64]
 _BLOCK = 1 << 16  # rows

@@ -91,7 +91,12 @@ def federate(
     network = initial_model(spec, loaded, seed)
     folder = run_folder(out, loaded.name)
     dealt = _partition(partition, loaded)
-    recorded: dict[str, Any] = {"out": folder, "resume": resume, "keep_checkpoint": keep_checkpoint, "progress": True}
+    recorded: dict[str, Any] = {
+        "out": folder,
+        "resume": resume,
+        "keep_checkpoint": keep_checkpoint,
+        "progress": True,
+    }
     run = partial(
         run_federation, network, task_for(loaded), loaded.train, **parts, **recorded,
         rounds=rounds, clients=clients, partition=dealt, holdout=holdout, per_round=per_round,

@@ -9,6 +9,7 @@ import typer
 from sordino.cli import audit, budget
 from sordino.cli.common import told_to_end_is_interrupted
 from sordino.cli.federate import federate
+from sordino.cli.report import report
 from sordino.cli.reproduce import reproduce
 from sordino.cli.train import train
 
@@ -23,6 +24,7 @@ app = typer.Typer(
 app.command()(train)
 app.command()(federate)
 app.command()(reproduce)
+app.command()(report)
 app.add_typer(audit.app, name="audit")
 app.add_typer(budget.app, name="budget")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import shlex
 import sys
 from pathlib import Path
@@ -125,11 +126,13 @@ def _write(recipe: Recipe, report: Report, size: str, folder: Path) -> dict[str,
     if report.draw is not None:
         from matplotlib.figure import Figure
 
-        from sordino.report.figure import save_figure
-
         figure = Figure(figsize=report.size, layout="constrained")
         report.draw(figure)
-        save_figure(figure, folder / "figure.png")
+        png = (
+            io.BytesIO()
+        )  # whole or not at all: half a figure on a full disk would pass for one that is there
+        figure.savefig(png, format="png", dpi=120)
+        replace_file(folder / "figure.png", png.getvalue())
     return result
 
 

@@ -11,6 +11,8 @@ import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 
+from sordino.cache import user_cache
+
 _SOCKET_TIMEOUT = 30.0  # seconds without a single byte
 _CHUNK = 1 << 20
 
@@ -41,8 +43,7 @@ class Folders:
             raise ValueError(
                 f"{source} is {os.fspath(root)}, which is not a folder: create it, or point it elsewhere"
             )
-        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()) / "sordino"
-        return Folders(None if root is None else Path(root).expanduser(), cache)
+        return Folders(None if root is None else Path(root).expanduser(), user_cache())
 
     def find(self, *paths: str) -> Path | None:
         """The first of these relative paths that exists, or None."""

@@ -9,14 +9,16 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from typing import Protocol, Self
+from typing import TYPE_CHECKING, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
-from dp_accounting import DpEvent
 
 from sordino.named import SAMPLINGS
 from sordino.privacy.events import release, sampled_without_replacement
+
+if TYPE_CHECKING:
+    from dp_accounting import DpEvent
 
 
 class Words(Protocol):

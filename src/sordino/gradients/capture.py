@@ -185,7 +185,11 @@ class Capture:
             return
         edges, contributions = self._edges, self._contributions
         self.forget()
-        gradients = torch.autograd.grad(losses, edges, torch.ones_like(losses), allow_unused=True)
+        # The gradient at the losses is one for each. Handed over as `grad_outputs` it would be the same, but torch
+        # imports sympy to compare its shape, which takes half a second before the first step.
+        with torch.enable_grad():
+            total = (losses * torch.ones_like(losses)).sum()
+        gradients = torch.autograd.grad(total, edges, allow_unused=True)
         with torch.no_grad():
             for gradient, (contribute, held, version) in zip(gradients, contributions, strict=True):
                 if gradient is None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from dp_accounting import DpEvent
 from torch import Tensor
 
 from sordino.data.sampling import Sampling
@@ -14,6 +14,9 @@ from sordino.noise.gaussian import GaussianNoise
 from sordino.noise.grid import grid_for
 from sordino.noise.mechanism import Mechanism, Releases, State
 from sordino.privacy.events import repeat
+
+if TYPE_CHECKING:
+    from dp_accounting import DpEvent
 
 
 @dataclass(frozen=True)

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from dp_accounting import DpEvent
 from torch import Tensor
 
 from sordino.data.sampling import Sampling
 from sordino.noise.gaussian import GaussianNoise
+
+if TYPE_CHECKING:
+    from dp_accounting import DpEvent
 
 State = dict[str, Any]  # tensors and numbers: a checkpoint holds it as it is
 

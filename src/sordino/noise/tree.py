@@ -15,10 +15,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 import torch
-from dp_accounting import DpEvent
 from torch import Tensor
 
 from sordino.data.sampling import Sampling
@@ -27,6 +28,9 @@ from sordino.noise.grid import check_noise, grid_for, meet_
 from sordino.noise.mechanism import Mechanism, Releases, State
 from sordino.privacy.events import compose, repeat
 from sordino.privacy.trees import fixed_order_sensitivity, tree_release, worst_case_sensitivity
+
+if TYPE_CHECKING:
+    from dp_accounting import DpEvent
 
 
 @dataclass(frozen=True)
@@ -123,9 +127,31 @@ def noise_of_sums(tree: Tree, steps: int, per_epoch: int) -> float:
     return cost * total / steps
 
 
+def noise_in_running_sum(tree: Tree, steps: int, per_epoch: int) -> list[float]:
+    """The std of the noise in the running sum after each step, at noise of std 1 on every node.
+
+    >>> [round(std, 3) for std in noise_in_running_sum(Tree(efficient=False, restart_every=None), 4, 4)]
+    [1.0, 1.0, 1.414, 1.0]
+    """
+    leaves = min(tree.restart_steps(per_epoch) or steps, steps)
+    found: list[float] = []
+    frozen = 0.0
+    for first in range(0, steps, leaves):
+        size = min(leaves, steps - first)
+        inside = _variances(size, tree.efficient, tree.completion and first + size < steps)
+        found += np.sqrt(frozen + inside).tolist()
+        frozen += float(inside[-1])
+    return found
+
+
 @lru_cache(maxsize=64)
 def _variance_of_sums(size: int, efficient: bool, completed: bool) -> tuple[float, float]:
     """The variance of the running sum's noise in a tree, at node variance 1: its sum over the steps, and the last."""
+    variances = _variances(size, efficient, completed)
+    return float(variances.sum()), float(variances[-1])
+
+
+def _variances(size: int, efficient: bool, completed: bool) -> npt.NDArray[np.float64]:
     ends = np.arange(1, size + 1)
     variances = np.zeros(size)
     for height in range(size.bit_length()):
@@ -133,7 +159,7 @@ def _variance_of_sums(size: int, efficient: bool, completed: bool) -> tuple[floa
     if completed:
         top = (size - 1).bit_length()
         variances[-1] = _share(top) ** 2 * _estimate_variance(top, size) if efficient else 1.0
-    return float(variances.sum()), float(variances[-1])
+    return variances
 
 
 def _estimate_variance(height: int, size: int) -> float:

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-
-from dp_accounting import DpEvent, NonPrivateDpEvent
+from typing import TYPE_CHECKING
 
 from sordino.named import ACCOUNTANTS
+from sordino.privacy import dp
 from sordino.privacy.budget import check_delta
 from sordino.privacy.events import leaves, repeat
 from sordino.privacy.loss_distribution import (
@@ -30,6 +30,9 @@ from sordino.privacy.renyi import (
     rdp_of,
     relation_of,
 )
+
+if TYPE_CHECKING:
+    from dp_accounting import DpEvent
 
 CONVERSIONS = ("basic", "improved")
 NO_CONVERSION = "none"  # what a PLD guarantee records: it reads epsilon off the distribution
@@ -124,7 +127,7 @@ def worth_pld(event: DpEvent, delta: float, rdp_epsilon: float) -> bool:
     parts = leaves(event)
     if delta < SMALLEST_DELTA or not pld_supports(event):
         return False
-    if any(isinstance(leaf, NonPrivateDpEvent) for leaf, _ in parts):
+    if any(isinstance(leaf, dp.NonPrivateDpEvent) for leaf, _ in parts):
         return False
     if squared_mu(event) is not None:
         return True  # closed form

@@ -11,15 +11,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
-from dp_accounting import DpEvent
-from scipy.special import betaincinv, ndtri
 
 from sordino.privacy.accountants import Guarantee, price
 from sordino.privacy.events import gaussian
 from sordino.privacy.loss_distribution import COARSER, pld_epsilon, pld_supports
+
+if TYPE_CHECKING:
+    from dp_accounting import DpEvent
 
 Array = npt.NDArray[np.float64]
 Value = Callable[[Array, Array], Array]  # of false alarms (FPR) and misses (FNR), both bounded from above
@@ -198,6 +200,8 @@ def mu_of_errors(alarms: Array, misses: Array) -> Array:
     >>> float(mu_of_errors(np.array([0.158655]), np.array([0.158655]))[0].round(4))
     2.0
     """
+    from scipy.special import ndtri  # a slow import
+
     return np.asarray(ndtri(1 - alarms) - ndtri(misses), dtype=np.float64)
 
 
@@ -270,6 +274,8 @@ def _errors(present: Array, absent: Array, thresholds: Array) -> tuple[Array, Ar
 
 def _upper(counts: Array, trials: int, alpha: float) -> Array:
     """Clopper and Pearson: the rate is above this with probability alpha at most."""
+    from scipy.special import betaincinv  # a slow import
+
     counts = np.round(counts)
     limit = betaincinv(counts + 1, np.maximum(trials - counts, 1e-9), 1 - alpha)
     return np.where(counts >= trials, 1.0, limit)

@@ -4,25 +4,32 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-
-from dp_accounting import DpEvent
+from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 from sordino.privacy.accountants import NO_CONVERSION, check_names, price, worth_pld
 from sordino.privacy.budget import Budget
 from sordino.privacy.events import repeat
 from sordino.privacy.loss_distribution import COARSER, pld_epsilon, squared_mu
+from sordino.privacy.remembered import MakeEvent, remembered
+
+if TYPE_CHECKING:
+    from dp_accounting import DpEvent
 
 TOLERANCE = 1e-4  # relative, on the noise multiplier; always on the side of more noise
 LEAST_NOISE = 1e-2  # nobody calibrates below; saves pricing absurd plans
 MOST_NOISE = 1e7
 MOST_STEPS = 10**9
+_FAR_BELOW = (
+    20 * TOLERANCE
+)  # the most that epsilon moves within the tolerance: see the powers in `_least_noise`
 
 EpsilonOf = Callable[[float], float]
 
 
 def noise_for(
     budget: Budget,
-    make_event: Callable[[float], DpEvent],
+    make_event: MakeEvent,
     accountant: str = "auto",
     conversion: str = "improved",
 ) -> float:
@@ -30,7 +37,8 @@ def noise_for(
 
     `price(make_event(z), ...)` is at most `budget.epsilon`: the returned value has itself been priced.
     `make_event` must cost less the larger z is. PLD plans are searched with RDP, then on a coarse grid,
-    then on the real one, so that few slow evaluations are needed.
+    then on the real one, so that few slow evaluations are needed. A search that was made before is not made again
+    (see `remembered`); its result is the same, and is priced again.
 
     >>> from sordino.privacy.events import poisson_gaussian, repeat
     >>> plan = lambda z: repeat(poisson_gaussian(z, 0.04), 2250)
@@ -40,6 +48,22 @@ def noise_for(
     check_names(accountant, conversion)
     conversion = "improved" if conversion == NO_CONVERSION else conversion  # for the search by RDP
 
+    def search(make_event: MakeEvent) -> float:
+        return _searched(budget, make_event, accountant, conversion)
+
+    def holds(z: float) -> bool:
+        if not LEAST_NOISE <= z <= MOST_NOISE:
+            return False
+        epsilon = price(make_event(z), budget.delta, accountant, conversion).epsilon
+        return budget.epsilon * (1 - _FAR_BELOW) <= epsilon <= budget.epsilon
+
+    if squared_mu(make_event(1.0)) is not None:
+        return search(make_event)  # in closed form, which is as fast as reading a file
+    question = {**asdict(budget), "accountant": accountant, "conversion": conversion}
+    return remembered(question, make_event, search, holds)
+
+
+def _searched(budget: Budget, make_event: MakeEvent, accountant: str, conversion: str) -> float:
     def epsilon_by(name: str) -> EpsilonOf:
         return lambda z: price(make_event(z), budget.delta, name, conversion).epsilon
 

@@ -7,14 +7,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from decimal import ROUND_CEILING, Decimal, localcontext
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from dp_accounting import DpEvent, NonPrivateDpEvent
-
+from sordino.privacy import dp
 from sordino.privacy.accountants import Guarantee, price
 from sordino.privacy.budget import check_delta
 from sordino.privacy.events import event_from_json, event_to_json, leaves
 from sordino.privacy.renyi import SUBSTITUTION
+
+if TYPE_CHECKING:
+    from dp_accounting import DpEvent
 
 FORMAT = "sordino-certificate/1"
 UNITS = ("example", "user")
@@ -78,7 +80,7 @@ def recompute(certificate: Mapping[str, Any]) -> Guarantee:
         raise ValueError(f"the certificate is incomplete or malformed: {err}") from err
     if isinstance(delta, bool) or not isinstance(delta, int | float):
         raise ValueError(f"the certificate's delta must be a number, not {delta!r}")
-    if delta == 0 and leaves(event) and isinstance(leaves(event)[0][0], NonPrivateDpEvent):
+    if delta == 0 and leaves(event) and isinstance(leaves(event)[0][0], dp.NonPrivateDpEvent):
         return replace(price(event, 0.5, "rdp"), delta=0.0)  # a run without privacy needs no delta
     return price(event, check_delta(delta), accountant, conversion)
 

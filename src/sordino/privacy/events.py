@@ -8,18 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from dp_accounting import (
-    ComposedDpEvent,
-    DpEvent,
-    GaussianDpEvent,
-    NonPrivateDpEvent,
-    NoOpDpEvent,
-    PoissonSampledDpEvent,
-    SampledWithoutReplacementDpEvent,
-    SelfComposedDpEvent,
-)
+from sordino.privacy import dp
+
+if TYPE_CHECKING:
+    from dp_accounting import DpEvent
+
 
 LEAST, MOST = 1e-9, 1e12  # noise multipliers that can be priced
 
@@ -35,12 +30,12 @@ def gaussian(noise_multiplier: float) -> DpEvent:
     if not (math.isfinite(noise_multiplier) and noise_multiplier >= 0):
         raise ValueError(f"noise_multiplier must be a finite number >= 0, not {noise_multiplier}")
     if noise_multiplier == 0:
-        return NonPrivateDpEvent()
+        return dp.NonPrivateDpEvent()
     if not LEAST <= noise_multiplier <= MOST:  # beyond, its square is no number
         raise ValueError(
             f"noise_multiplier must be 0 or from {LEAST:g} to {MOST:g}, not {noise_multiplier:g}"
         )
-    return GaussianDpEvent(float(noise_multiplier))
+    return dp.GaussianDpEvent(float(noise_multiplier))
 
 
 def poisson_gaussian(noise_multiplier: float, sampling_rate: float) -> DpEvent:
@@ -51,9 +46,9 @@ def poisson_gaussian(noise_multiplier: float, sampling_rate: float) -> DpEvent:
     if not 0 < sampling_rate <= 1:
         raise ValueError(f"sampling_rate must lie in (0, 1], not {sampling_rate}: use batch size / n")
     release = gaussian(noise_multiplier)
-    if sampling_rate == 1 or isinstance(release, NonPrivateDpEvent):
+    if sampling_rate == 1 or isinstance(release, dp.NonPrivateDpEvent):
         return release
-    return PoissonSampledDpEvent(float(sampling_rate), release)
+    return dp.PoissonSampledDpEvent(float(sampling_rate), release)
 
 
 def release(noise_multiplier: float, amplified_rate: float | None) -> DpEvent:
@@ -75,9 +70,9 @@ def sampled_without_replacement(noise_multiplier: float, count: int, units: int)
     if not 1 <= count <= units:
         raise ValueError(f"{count} units cannot be drawn from {units} without replacement")
     release = gaussian(noise_multiplier / 2)
-    if isinstance(release, NonPrivateDpEvent):
+    if isinstance(release, dp.NonPrivateDpEvent):
         return release
-    return SampledWithoutReplacementDpEvent(int(units), int(count), release)
+    return dp.SampledWithoutReplacementDpEvent(int(units), int(count), release)
 
 
 def repeat(event: DpEvent, count: int) -> DpEvent:
@@ -85,15 +80,15 @@ def repeat(event: DpEvent, count: int) -> DpEvent:
     if count < 0 or count != int(count):
         raise ValueError(f"count must be a whole number >= 0, not {count}")
     if count == 0:
-        return NoOpDpEvent()
-    return event if count == 1 else SelfComposedDpEvent(event, int(count))
+        return dp.NoOpDpEvent()
+    return event if count == 1 else dp.SelfComposedDpEvent(event, int(count))
 
 
 def compose(events: Sequence[DpEvent]) -> DpEvent:
     """All of `events` on the same data."""
     if len(events) == 0:
-        return NoOpDpEvent()
-    return events[0] if len(events) == 1 else ComposedDpEvent(list(events))
+        return dp.NoOpDpEvent()
+    return events[0] if len(events) == 1 else dp.ComposedDpEvent(list(events))
 
 
 def leaves(event: DpEvent) -> list[tuple[DpEvent, int]]:
@@ -108,12 +103,12 @@ def leaves(event: DpEvent) -> list[tuple[DpEvent, int]]:
     found: list[tuple[DpEvent, int]] = []
 
     def unroll(part: DpEvent, count: int) -> None:
-        if isinstance(part, SelfComposedDpEvent):
+        if isinstance(part, dp.SelfComposedDpEvent):
             unroll(part.event, part.count * count)
-        elif isinstance(part, ComposedDpEvent):
+        elif isinstance(part, dp.ComposedDpEvent):
             for inner in part.events:
                 unroll(inner, count)
-        elif not isinstance(part, NoOpDpEvent) and count > 0:
+        elif not isinstance(part, dp.NoOpDpEvent) and count > 0:
             # Linear search: events can hold lists and then have no hash; there are few distinct ones.
             for i, (known, times) in enumerate(found):
                 if known == part:
@@ -121,7 +116,7 @@ def leaves(event: DpEvent) -> list[tuple[DpEvent, int]]:
                     return
             found.append((part, count))
 
-    if not isinstance(event, DpEvent):
+    if not isinstance(event, dp.DpEvent):
         raise ValueError(f"expected a dp_accounting DpEvent, not {type(event).__name__}")
     unroll(event, 1)
     return found
@@ -135,21 +130,21 @@ def event_to_json(event: DpEvent) -> dict[str, Any]:
     """
     # Exact types: a subclass may mean something else, and events never change meaning.
     kind = type(event)
-    if kind is GaussianDpEvent:
+    if kind is dp.GaussianDpEvent:
         return {"type": "gaussian", "noise_multiplier": float(event.noise_multiplier)}
-    if kind is PoissonSampledDpEvent:
+    if kind is dp.PoissonSampledDpEvent:
         inner = event_to_json(event.event)
         return {"type": "poisson_sampled", "sampling_rate": float(event.sampling_probability), "event": inner}
-    if kind is SampledWithoutReplacementDpEvent:
+    if kind is dp.SampledWithoutReplacementDpEvent:
         size = {"units": int(event.source_dataset_size), "count": int(event.sample_size)}
         return {"type": "sampled_without_replacement", **size, "event": event_to_json(event.event)}
-    if kind is SelfComposedDpEvent:
+    if kind is dp.SelfComposedDpEvent:
         return {"type": "repeated", "count": int(event.count), "event": event_to_json(event.event)}
-    if kind is ComposedDpEvent:
+    if kind is dp.ComposedDpEvent:
         return {"type": "composed", "events": [event_to_json(part) for part in event.events]}
-    if kind is NoOpDpEvent:
+    if kind is dp.NoOpDpEvent:
         return {"type": "nothing"}
-    if kind is NonPrivateDpEvent:
+    if kind is dp.NonPrivateDpEvent:
         return {"type": "non_private"}
     raise ValueError(f"events of type {kind.__name__} have no JSON form here")
 
@@ -165,12 +160,12 @@ def event_from_json(data: Mapping[str, Any]) -> DpEvent:
             # No builder here: a certificate must come back as exactly what it says, or not at all.
             if not (math.isfinite(z) and z > 0):
                 raise ValueError(f"a gaussian event needs a finite noise_multiplier above 0, not {z}")
-            return GaussianDpEvent(z)
+            return dp.GaussianDpEvent(z)
         if kind == "poisson_sampled":
             rate = _number(data["sampling_rate"])
             if not 0 < rate <= 1:
                 raise ValueError(f"a poisson_sampled event needs a sampling_rate in (0, 1], not {rate}")
-            return PoissonSampledDpEvent(rate, event_from_json(data["event"]))
+            return dp.PoissonSampledDpEvent(rate, event_from_json(data["event"]))
         if kind == "sampled_without_replacement":
             units, drawn = data["units"], data["count"]
             whole = all(isinstance(x, int) and not isinstance(x, bool) for x in (units, drawn))
@@ -178,20 +173,20 @@ def event_from_json(data: Mapping[str, Any]) -> DpEvent:
                 raise ValueError(
                     f"a sample of {drawn!r} of {units!r} units cannot be drawn without replacement"
                 )
-            return SampledWithoutReplacementDpEvent(units, drawn, event_from_json(data["event"]))
+            return dp.SampledWithoutReplacementDpEvent(units, drawn, event_from_json(data["event"]))
         if kind == "repeated":
             count = data["count"]
             if not isinstance(count, int) or isinstance(count, bool) or count < 1:
                 raise ValueError(f"a repeated event needs a whole count >= 1, not {count!r}")
-            return SelfComposedDpEvent(event_from_json(data["event"]), count)
+            return dp.SelfComposedDpEvent(event_from_json(data["event"]), count)
         if kind == "composed":
-            return ComposedDpEvent([event_from_json(part) for part in data["events"]])
+            return dp.ComposedDpEvent([event_from_json(part) for part in data["events"]])
     except (KeyError, TypeError) as err:
         raise ValueError(f"a {kind} event is incomplete or malformed: {err}") from err
     if kind == "nothing":
-        return NoOpDpEvent()
+        return dp.NoOpDpEvent()
     if kind == "non_private":
-        return NonPrivateDpEvent()
+        return dp.NonPrivateDpEvent()
     raise ValueError(f"unknown event type {kind!r}")
 
 

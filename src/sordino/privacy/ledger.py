@@ -6,11 +6,12 @@ import contextlib
 import json
 from bisect import bisect_right
 from collections.abc import Mapping
-from typing import Any
-
-from dp_accounting import DpEvent
+from typing import TYPE_CHECKING, Any
 
 from sordino.privacy.events import compose, event_from_json, event_to_json, repeat
+
+if TYPE_CHECKING:
+    from dp_accounting import DpEvent
 
 _FORMAT = 1
 

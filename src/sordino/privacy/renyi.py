@@ -14,22 +14,16 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 import numpy as np
-from dp_accounting import (
-    DpEvent,
-    GaussianDpEvent,
-    NeighboringRelation,
-    NonPrivateDpEvent,
-    PoissonSampledDpEvent,
-    SampledWithoutReplacementDpEvent,
-    UnsupportedEventError,
-)
-from dp_accounting.rdp import RdpAccountant, compute_epsilon
-from dp_accounting.rdp.rdp_privacy_accountant import DEFAULT_RDP_ORDERS
 from numpy.typing import NDArray
 
+from sordino.privacy import dp
 from sordino.privacy.events import leaves
+
+if TYPE_CHECKING:
+    from dp_accounting import DpEvent
 
 Vector = NDArray[np.float64]
 
@@ -38,7 +32,8 @@ Vector = NDArray[np.float64]
 # (its conversion needs orders above 1.01) and quarter octaves above 63 for small ones.
 ORDERS: tuple[float, ...] = tuple(
     sorted(
-        {float(order) for order in DEFAULT_RDP_ORDERS}
+        {1 + tenths / 10.0 for tenths in range(1, 100)}
+        | {float(order) for order in (*range(11, 64), 128, 256, 512, 1024)}
         | {1 + 0.01 * 2 ** (k / 4) for k in range(1, 14)}
         | {float(round(64 * 2 ** (k / 4))) for k in range(17)}
     )
@@ -58,9 +53,9 @@ def relation_of(event: DpEvent) -> str:
     What was spent under one relation says nothing under the other, so events of both kinds have no price.
     """
     kinds = {
-        isinstance(leaf, SampledWithoutReplacementDpEvent)
+        isinstance(leaf, dp.SampledWithoutReplacementDpEvent)
         for leaf, _ in leaves(event)
-        if not isinstance(leaf, NonPrivateDpEvent)
+        if not isinstance(leaf, dp.NonPrivateDpEvent)
     }
     if kinds == {True, False}:
         raise ValueError(
@@ -88,7 +83,7 @@ def epsilon_from_rdp(rdp: Vector, delta: float, conversion: str, orders: tuple[f
     if not np.isfinite(rdp).any():
         return math.inf
     if conversion == "improved":
-        epsilon, _ = compute_epsilon(orders, rdp, delta)
+        epsilon, _ = dp.rdp.compute_epsilon(orders, rdp, delta)
         return float(epsilon)
     assert conversion == "basic"
     return max(0.0, float(np.min(rdp + math.log(1 / delta) / (np.array(orders) - 1))))
@@ -104,7 +99,7 @@ def _rdp_of_leaf(leaf: DpEvent, orders: tuple[float, ...]) -> Vector:
 def _computed_rdp_of_leaf(leaf: DpEvent, orders: tuple[float, ...]) -> Vector:
     rdp = np.empty(len(orders))
     by_us = np.zeros(len(orders), dtype=bool)
-    if isinstance(leaf, PoissonSampledDpEvent) and isinstance(leaf.event, GaussianDpEvent):
+    if isinstance(leaf, dp.PoissonSampledDpEvent) and isinstance(leaf.event, dp.GaussianDpEvent):
         rate, noise_multiplier = leaf.sampling_probability, leaf.event.noise_multiplier
         if 0 < rate < 1:
             by_us = np.array(
@@ -117,7 +112,7 @@ def _computed_rdp_of_leaf(leaf: DpEvent, orders: tuple[float, ...]) -> Vector:
             rdp[by_us] = _poisson_gaussian_rdp(rate, noise_multiplier, np.array(orders)[by_us])
     if not by_us.all():
         rdp[~by_us] = _rdp_by_dp_accounting(leaf, np.array(orders)[~by_us])
-    if isinstance(leaf, SampledWithoutReplacementDpEvent):
+    if isinstance(leaf, dp.SampledWithoutReplacementDpEvent):
         # The bound is loose for large samples. Given the sample, this is the release within it or nothing, and Renyi
         # divergence is quasi-convex: never more than the release itself.
         rdp = np.minimum(rdp, _rdp_by_dp_accounting(leaf.event, np.array(orders)))
@@ -134,13 +129,13 @@ _cached_rdp_of_leaf = lru_cache(maxsize=256)(_computed_rdp_of_leaf)
 
 
 def _rdp_by_dp_accounting(leaf: DpEvent, orders: Vector) -> Vector:
-    substituted = isinstance(leaf, SampledWithoutReplacementDpEvent)
-    relation = NeighboringRelation.REPLACE_ONE if substituted else NeighboringRelation.REPLACE_SPECIAL
-    accountant = RdpAccountant(orders, relation)
+    substituted = isinstance(leaf, dp.SampledWithoutReplacementDpEvent)
+    relation = dp.NeighboringRelation.REPLACE_ONE if substituted else dp.NeighboringRelation.REPLACE_SPECIAL
+    accountant = dp.rdp.RdpAccountant(orders, relation)
     try:
         with _quiet_absl(), np.errstate(all="ignore"):
             accountant.compose(leaf)
-    except UnsupportedEventError as err:
+    except dp.UnsupportedEventError as err:
         raise ValueError(f"RDP cannot price events of type {type(leaf).__name__}") from err
     rdp: Vector = accountant.rdp
     return rdp

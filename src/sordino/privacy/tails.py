@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 
-from scipy.stats import ncx2
-
 NEGLIGIBLE = 1e-6  # of delta
 
 
@@ -26,6 +24,8 @@ def delta_beyond(reach: float, noise_multiplier: float, releases: int, rate: flo
         return 0.0
     if math.isinf(reach):
         return 0.0
+    from scipy.stats import ncx2  # a slow import
+
     once = rate * float(ncx2.sf(reach**2, 2, noise_multiplier**-2))
     return 1.0 if once >= 1 else -math.expm1(releases * math.log1p(-once))
 

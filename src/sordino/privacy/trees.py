@@ -12,13 +12,16 @@ import math
 import operator
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import SupportsIndex
+from typing import TYPE_CHECKING, SupportsIndex
 
 import numpy as np
-from dp_accounting import DpEvent, NoOpDpEvent
 from numpy.typing import NDArray
 
+from sordino.privacy import dp
 from sordino.privacy.events import compose, gaussian, repeat
+
+if TYPE_CHECKING:
+    from dp_accounting import DpEvent
 
 Trees = list[tuple[int, int]]  # (squared sensitivity, how many such trees)
 _Integers = NDArray[np.int64]
@@ -239,7 +242,7 @@ def tree_release(noise_multiplier: float, squared_sensitivity: float) -> DpEvent
         raise ValueError(f"squared_sensitivity must be a finite number >= 0, not {squared_sensitivity}")
     gaussian(noise_multiplier)  # checks it
     if squared_sensitivity == 0:
-        return NoOpDpEvent()
+        return dp.NoOpDpEvent()
     return gaussian(noise_multiplier / math.sqrt(squared_sensitivity))
 
 

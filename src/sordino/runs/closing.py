@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
@@ -16,9 +16,14 @@ from sordino.privacy import Ledger, certificate
 from sordino.privacy.certificate import epsilon_to_json, sordino_version
 from sordino.report import drawn
 from sordino.runs.checkpoint import delete_checkpoint
+from sordino.runs.directory import RunDirectory
 from sordino.runs.plan import RunPlan
 from sordino.runs.process import Line, Process
 from sordino.runs.recording import Recording
+from sordino.warn import warn
+
+if TYPE_CHECKING:
+    pass
 
 
 @dataclass(frozen=True)
@@ -69,7 +74,7 @@ def closed_run(process: Process, plan: RunPlan, recording: Recording, history: l
         files = {"certificate.json": document, **process.files()}
         for name, content in files.items():
             directory.write_json(name, content)
-        directory.write("report.png", drawn(summary, history, files.get("clients.json")))
+        _draw(directory, summary, history, files.get("clients.json"))
         # Last: a run that is complete is not resumed. Where a kill leaves the checkpoint of a complete run, the next
         # command that opens the directory deletes it (RunDirectory.tidy); the other way round a kill in between would
         # leave a run that is neither complete nor can go on.
@@ -78,6 +83,20 @@ def closed_run(process: Process, plan: RunPlan, recording: Recording, history: l
             delete_checkpoint(directory.checkpoint_folder)
     path = None if directory is None else directory.path
     return Run(process.model, guarantee.epsilon, plan.delta, metrics, document, summary, history, path)
+
+
+def _draw(
+    directory: RunDirectory, summary: dict[str, Any], history: list[Line], clients: dict[str, Any] | None
+) -> None:
+    try:
+        figure = drawn(summary, history, clients)
+    except Exception as error:  # what was paid for is not lost over a figure
+        warn(
+            f"report.png could not be drawn ({type(error).__name__}: {error}): mend that, then draw it with sordino "
+            f"report {directory.path}"
+        )
+    else:
+        directory.write("report.png", figure)
 
 
 def _machine_figures(seconds: float, *, private: bool) -> dict[str, Any]:

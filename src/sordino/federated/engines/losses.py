@@ -39,7 +39,9 @@ class OutputGradients:
                 f"the loss must give one value per example, not a tensor of shape {tuple(losses.shape)}: use "
                 "reduction='none'"
             )
-        return torch.autograd.grad(losses, outputs, weights_N)[0]
+        with torch.enable_grad():
+            total = (losses * weights_N).sum()  # and no `grad_outputs`, for which torch imports sympy
+        return torch.autograd.grad(total, outputs)[0]
 
 
 def _cross_entropy_gradients(outputs_N: Tensor, targets_N: Tensor, weights_N: Tensor) -> Tensor:

@@ -1,0 +1,15 @@
+"""dp_accounting, whose names are looked up when they are first used: with scipy behind it, it loads for most of a
+second, and much of what imports this package (a method, a wrong option, a figure) prices nothing."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+
+def __getattr__(name: str) -> Any:
+    if name.startswith("__"):
+        raise AttributeError(name)
+    value = getattr(importlib.import_module("dp_accounting"), name)
+    globals()[name] = value
+    return value
