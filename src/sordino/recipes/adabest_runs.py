@@ -7,6 +7,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from sordino.recipes.frame import Result
+from sordino.recipes.trainings import cross_entropy, federated, network_for
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -25,21 +26,13 @@ def train_federated(
     model: str,
     algorithm: str,
     settings: dict[str, Any],
-    clients: int,
-    per_round: int,
     rounds: int,
     seed: int,
     rows: int | None = None,
     test_rows: int | None = None,
-    partition: str = "iid",
-    holdout: int = 0,
-    local_epochs: int = 5,
-    batch_size: int = 45,
-    rate: float = 0.1,
-    decay: float = 0.998,
     evaluations: int = 10,
-    chunk: int | None = None,
     watch: bool = False,
+    **how: Any,
 ) -> Result:
     """One seeded federation. ``seed`` is that of the partition, the weights, and everything else.
 
@@ -47,53 +40,36 @@ def train_federated(
     its rows to use. ``watch`` follows the server's h and, where the model is evaluated, its accuracy on the rows of the
     clients that just took part.
     """
-    import torch
-
-    from sordino.federated import federate
     from sordino.federated.algorithms import algorithm_named
 
-    torch.set_num_threads(1)
     train, test = rows_of(data, rows)
-    torch.manual_seed(seed)
-    network = network_named(model, tuple(train[0].shape[1:]))
-    loss = torch.nn.CrossEntropyLoss(reduction="none")
+    network, loss = network_for(model, tuple(train[0].shape[1:]), 10, seed), cross_entropy()
     watcher = Watcher(network, loss, rounds, evaluations) if watch else None
-    run = federate(
+    found = federated(
         network,
         loss,
         train,
-        clients=clients,
-        partition=partition,
-        holdout=holdout,
+        data=data,
+        seed=seed,
         algorithm=algorithm_named(algorithm, settings),
         rounds=rounds,
-        per_round=per_round,
-        local_epochs=local_epochs,
-        batch_size=batch_size,
-        rate=rate,
-        decay=decay,
         test=(test[0][:test_rows], test[1][:test_rows]),
         evaluations=evaluations,
         observe=watcher,
-        seed=seed,
         engine="looped" if model == "fed_cnn:augmented" else "auto",
-        chunk=chunk,
-        progress=False,
-        data_name=data,
+        **how,
     )
-    measured = [line for line in run.history if "test_accuracy" in line]
+    history = found["history"]
     every = next(k for k in (1, 2, 5, 10, 20, 50, 100, rounds) if rounds <= k * _POINTS)
-    kept = [line for line in run.history if line["round"] % every == 0 or line["round"] in (1, rounds)]
+    kept = [line for line in history if line["round"] % every == 0 or line["round"] in (1, rounds)]
     return {
-        "parameters": run.summary["parameters"],
-        "engine": run.summary["engine"],
-        "seconds": run.summary["seconds"],
+        **{name: found[name] for name in ("parameters", "engine", "seconds")},
         "rounds": [line["round"] for line in kept],
         "norms": [line["cloud_norm"] for line in kept],
-        "measured": [line["round"] for line in measured],
-        "accuracy": [line["test_accuracy"] for line in measured],
-        "holdout": [line["holdout_accuracy"] for line in measured if "holdout_accuracy" in line],
-        "participants": [line["train_accuracy"] for line in measured if "train_accuracy" in line],
+        "measured": [number for number, _ in found["scores"]],
+        "accuracy": [score for _, score in found["scores"]],
+        "holdout": [line["holdout_accuracy"] for line in history if "holdout_accuracy" in line],
+        "participants": [line["train_accuracy"] for line in history if "train_accuracy" in line],
         "correction": None if watcher is None else watcher.found(),
     }
 
@@ -162,7 +138,7 @@ class Watcher:
         }
 
 
-# Data and networks ------------------------------------------------------------------------------------------------
+# Data -------------------------------------------------------------------------------------------------------------
 
 
 @lru_cache(maxsize=2)
@@ -174,22 +150,12 @@ def rows_of(data: str, rows: int | None) -> tuple[Rows, Rows]:
         if rows is None:
             raise ValueError("made-up classes need a number of rows")
         return made_up_classes(rows)
-    if data == "emnist-l":
-        train, test = (_first_ten(part) for part in _parts(load("emnist-letters")))
-    else:
-        train, test = _parts(load(data))
-    return (train[0][:rows], train[1][:rows]), test
-
-
-def _parts(loaded: Any) -> tuple[Rows, Rows]:
+    loaded = load("emnist-letters" if data == "emnist-l" else data)
     assert loaded.test is not None
-    return loaded.train, loaded.test
-
-
-def _first_ten(part: Rows) -> Rows:
-    """Letters a to j."""
-    kept = part[1] < 10
-    return part[0][kept], part[1][kept]
+    train, test = loaded.train, loaded.test
+    if data == "emnist-l":
+        train, test = ((x[y < 10], y[y < 10]) for x, y in (train, test))  # letters a to j
+    return (train[0][:rows], train[1][:rows]), test
 
 
 def made_up_classes(
@@ -207,52 +173,3 @@ def made_up_classes(
 
     test = part(test_rows)
     return part(rows), test
-
-
-def network_named(model: str, shape: tuple[int, ...]) -> nn.Module:
-    """A spec of `build_model` for ten classes; or FedDyn's CNN, ``fed_cnn``, also with its augmentation."""
-    from sordino.models import build_model
-
-    if model.startswith("fed_cnn"):
-        return fed_cnn(augmented=model == "fed_cnn:augmented")
-    return build_model(model, shape, 10)
-
-
-def fed_cnn(classes: int = 10, augmented: bool = False) -> nn.Sequential:
-    """For 3x32x32: 797,962 parameters with 10 classes (Acar et al., FedDyn; Varno et al., AdaBest)."""
-    from torch import nn
-
-    layers: list[nn.Module] = [_augmentation()] if augmented else []
-    layers += [nn.Conv2d(3, 64, 5), nn.ReLU(), nn.MaxPool2d(2)]
-    layers += [nn.Conv2d(64, 64, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()]
-    layers += [nn.Linear(1600, 384), nn.ReLU(), nn.Linear(384, 192), nn.ReLU(), nn.Linear(192, classes)]
-    return nn.Sequential(*layers)
-
-
-def _augmentation() -> nn.Module:
-    """In training each image is flipped with probability 1/2, and with 1/2 shifted by up to 4 pixels, zeros around."""
-    import torch
-    from torch import nn
-    from torch.nn import functional
-
-    class FlipAndCrop(nn.Module):
-        p = 0.5  # `federate` takes a module with such an attribute for one that draws randomness, as dropout has it
-        pad = 4
-
-        def forward(self, images: Tensor) -> Tensor:
-            if not self.training:
-                return images
-            count, _, height, width = images.shape
-            padded = functional.pad(images, [self.pad] * 4)
-            shifts = torch.randint(0, 2 * self.pad + 1, (2, count))
-            shifts[:, torch.rand(count) >= self.p] = self.pad  # in the middle: as it was
-            rows, columns = (
-                shifts[0, :, None] + torch.arange(height),
-                shifts[1, :, None] + torch.arange(width),
-            )
-            flipped = torch.rand(count) < self.p
-            columns[flipped] = columns[flipped].flip(1)
-            each = torch.arange(count)[:, None, None]
-            return padded.permute(0, 2, 3, 1)[each, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)
-
-    return FlipAndCrop()

@@ -1,7 +1,8 @@
-"""The trainings recipes are made of: named data, model and method in, plain numbers out."""
+"""The trainings recipes are made of: one way to a central one, one to a federated one, plain numbers out of both."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -9,99 +10,115 @@ from typing import TYPE_CHECKING, Any
 from sordino.recipes.frame import Result
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
     from sordino.data import Loaded
 
 # torch is imported inside functions, so that a list of the recipes is quick.
 
 
+def central(
+    network: nn.Module,
+    loss: Any,
+    train: Any,
+    test: Any,
+    *,
+    data: str,
+    method: str,
+    settings: dict[str, Any],
+    epsilon: float | None = None,
+    noise_multiplier: float | None = None,
+    delta: float | None = 1e-5,
+    **how: Any,
+) -> Result:
+    """One seeded training by a named method; the rest is as `sordino.train` has it."""
+    from sordino.methods import method_named
+    from sordino.privacy import Budget
+    from sordino.training import train as train_it
+
+    chosen = method_named(method, settings)
+    run = train_it(
+        network,
+        loss,
+        train,
+        test=test,
+        method=chosen,
+        budget=None if epsilon is None or delta is None or not chosen.private else Budget(epsilon, delta),
+        noise_multiplier=noise_multiplier if chosen.private else None,
+        delta=delta if epsilon is None and chosen.private else None,
+        progress=False,
+        data_name=data,
+        **how,
+    )
+    kept = ("n", "parameters", "epsilon", "noise_multiplier", "steps", "seconds")
+    scores = [line["test_accuracy"] for line in run.history if "test_accuracy" in line]
+    return {
+        **{name: run.summary[name] for name in kept},
+        "accuracy": run.metrics.get("test_accuracy"),
+        "best_accuracy": max(scores, default=None),  # over the evaluations: optimistic
+        "test_loss": run.metrics["test_loss"],
+        "history": run.history,
+    }
+
+
 def train_named(
     *,
     data: str,
     model: str,
-    method: str,
-    settings: dict[str, Any],
-    epochs: float,
-    batch_size: int,
     seed: int,
-    epsilon: float | None = None,
-    noise_multiplier: float | None = None,
-    delta: float | None = 1e-5,
-    sampling: str | None = None,
-    evaluations: int = 10,
     test_rows: int | None = None,
-    accountant: str = "auto",
     unit_pixels: bool = False,
     rows: int | None = None,
+    **how: Any,
 ) -> Result:
-    """One seeded training run; ``model`` is a spec, or the name of one of the papers' networks.
+    """A central training; ``model`` is a spec, or the name of one of the papers' networks.
 
     ``unit_pixels`` leaves images in [0, 1], where the named sets are standardised. ``rows`` is how many training
     rows the data is to have: other data under the same name is an error, not another result.
     """
-    import torch
-
-    from sordino.methods import method_named
-    from sordino.privacy import Budget
-    from sordino.training import train
-
     loaded = load_for(data, unit_pixels)
     found = len(loaded.train[1])
     if rows is not None and rows != found:
         raise ValueError(
             f"{data} has {found:,} training rows and had {rows:,} when this experiment began: give another --out"
         )
-    chosen = method_named(method, settings)
-    network = network_for(model, loaded, seed)
-    test = loaded.test
-    if test is not None and test_rows is not None:
-        test = test[0][:test_rows], test[1][:test_rows]
-    run = train(
-        network,
-        torch.nn.CrossEntropyLoss(reduction="none"),
-        loaded.train,
-        method=chosen,
-        epochs=epochs,
-        batch_size=batch_size,
-        budget=None if epsilon is None or delta is None or not chosen.private else Budget(epsilon, delta),
-        noise_multiplier=noise_multiplier if chosen.private else None,
-        delta=delta if epsilon is None and chosen.private else None,
-        sampling=sampling,
-        test=test,
-        evaluations=evaluations,
-        seed=seed,
-        accountant=accountant,
-        progress=False,
-        data_name=data,
-    )
-    scores = [line["test_accuracy"] for line in run.history if "test_accuracy" in line]
+    network = network_for(model, loaded.input_shape, loaded.classes, seed)
+    test = None if loaded.test is None else (loaded.test[0][:test_rows], loaded.test[1][:test_rows])
+    return central(network, cross_entropy(), loaded.train, test, data=data, seed=seed, **how)
+
+
+def federated(
+    network: nn.Module,
+    loss: Any,
+    train: Any,
+    *,
+    data: str,
+    seed: int,
+    measure: str = "test_accuracy",
+    **how: Any,
+) -> Result:
+    """One seeded federation, its history and its score by round; the rest is as `sordino.federate` has it."""
+    import torch
+
+    from sordino.federated import federate
+
+    torch.set_num_threads(1)
+    run = federate(network, loss, train, seed=seed, progress=False, data_name=data, **how)
     return {
-        "n": run.summary["n"],
-        "parameters": run.summary["parameters"],
-        "accuracy": run.metrics["test_accuracy"],
-        "best_accuracy": max(scores),  # over the evaluations: optimistic
-        "test_loss": run.metrics["test_loss"],
-        "epsilon": run.summary["epsilon"],
-        "noise_multiplier": run.summary["noise_multiplier"],
-        "steps": run.summary["steps"],
-        "seconds": run.summary["seconds"],
+        **{name: run.summary.get(name) for name in ("parameters", "engine", "rows", "seconds")},
+        "epsilon": run.epsilon,
+        "scores": [[line["round"], line[measure]] for line in run.history if measure in line],
         "history": run.history,
     }
 
 
-def network_for(model: str, loaded: Loaded, seed: int) -> nn.Module:
-    """A model by its spec, or one of the papers' networks by its name, with weights drawn from ``seed``."""
-    import torch
+def cross_entropy() -> nn.Module:
+    from torch.nn import CrossEntropyLoss
 
-    import sordino.models as models
+    return CrossEntropyLoss(reduction="none")
 
-    torch.manual_seed(seed)
-    make = getattr(models, model, None)
-    network: nn.Module = (
-        make() if callable(make) else models.build_model(model, loaded.input_shape, loaded.classes)
-    )
-    return network
+
+# Data -------------------------------------------------------------------------------------------------------------
 
 
 def count_rows(*, data: str) -> Result:
@@ -130,3 +147,74 @@ def load_for(name: str, unit_pixels: bool = False) -> Loaded:
         mean=(0.0,),
         std=(1.0,),
     )
+
+
+# Networks ---------------------------------------------------------------------------------------------------------
+
+
+def network_for(model: str, shape: Sequence[int], classes: int, seed: int) -> nn.Module:
+    """A model by its spec, or one of the papers' networks by its name, with weights drawn from ``seed``."""
+    import torch
+
+    import sordino.models as models
+
+    torch.manual_seed(seed)
+    name, _, variant = model.partition(":")
+    if name == "fed_cnn":
+        return fed_cnn(augmented=variant == "augmented")
+    make = adadp_cnn if model == "adadp_cnn" else getattr(models, model, None)
+    network: nn.Module = make() if callable(make) else models.build_model(model, shape, classes)
+    return network
+
+
+def adadp_cnn() -> nn.Module:
+    """Two convolutions of 64 channels, 3 x 3, pooled 3 x 3 with stride 2, then 1600-500-500-10: 1,093,720 parameters.
+
+    Only this pooling makes the 1600 that the paper states.
+    """
+    from torch import nn
+
+    from sordino.models import cifar_fc
+
+    first = [nn.Conv2d(3, 64, 3), nn.ReLU(), nn.MaxPool2d(3, 2)]
+    return nn.Sequential(*first, nn.Conv2d(64, 64, 3), nn.ReLU(), nn.MaxPool2d(3, 2), *cifar_fc())
+
+
+def fed_cnn(classes: int = 10, augmented: bool = False) -> nn.Sequential:
+    """For 3x32x32: 797,962 parameters with 10 classes (Acar et al., FedDyn; Varno et al., AdaBest)."""
+    from torch import nn
+
+    layers: list[nn.Module] = [_augmentation()] if augmented else []
+    layers += [nn.Conv2d(3, 64, 5), nn.ReLU(), nn.MaxPool2d(2)]
+    layers += [nn.Conv2d(64, 64, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()]
+    layers += [nn.Linear(1600, 384), nn.ReLU(), nn.Linear(384, 192), nn.ReLU(), nn.Linear(192, classes)]
+    return nn.Sequential(*layers)
+
+
+def _augmentation() -> nn.Module:
+    """In training each image is flipped with probability 1/2, and with 1/2 shifted by up to 4 pixels, zeros around."""
+    import torch
+    from torch import nn
+    from torch.nn import functional
+
+    class FlipAndCrop(nn.Module):
+        p = 0.5  # `federate` takes a module with such an attribute for one that draws randomness, as dropout has it
+        pad = 4
+
+        def forward(self, images: Tensor) -> Tensor:
+            if not self.training:
+                return images
+            count, _, height, width = images.shape
+            padded = functional.pad(images, [self.pad] * 4)
+            shifts = torch.randint(0, 2 * self.pad + 1, (2, count))
+            shifts[:, torch.rand(count) >= self.p] = self.pad  # in the middle: as it was
+            rows, columns = (
+                shifts[0, :, None] + torch.arange(height),
+                shifts[1, :, None] + torch.arange(width),
+            )
+            flipped = torch.rand(count) < self.p
+            columns[flipped] = columns[flipped].flip(1)
+            each = torch.arange(count)[:, None, None]
+            return padded.permute(0, 2, 3, 1)[each, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)
+
+    return FlipAndCrop()

@@ -1,0 +1,157 @@
+"""How recipes say and draw what they found: one word for each idea, and one way to write it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+from sordino.recipes.frame import Result
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+PAPER_HAS_CURVES = "The paper has curves only: there are no published accuracies to stand beside ours. "
+
+# Numbers ----------------------------------------------------------------------------------------------------------
+
+
+def percent(share: float, digits: int = 2) -> str:
+    """Without its sign.
+
+    >>> percent(0.9512), percent(0.9512, 1)
+    ('95.12', '95.1')
+    """
+    return f"{100 * share:.{digits}f}"
+
+
+def percents(shares: Iterable[float]) -> list[float]:
+    return [100 * share for share in shares]
+
+
+def share(value: float) -> str:
+    """
+    >>> share(0.33), share(0.005)
+    ('33 %', '0.5 %')
+    """
+    return f"{100 * value:g} %"
+
+
+def spread(values: Sequence[float], digits: int = 2) -> str:
+    """The mean, and of several the lowest and highest.
+
+    >>> spread([1.0]), spread([1.0, 2.0], 1)
+    ('1.00', '1.5 (1.0 to 2.0)')
+    """
+    between = f" ({min(values):.{digits}f} to {max(values):.{digits}f})" if len(values) > 1 else ""
+    return f"{fmean(values):.{digits}f}{between}"
+
+
+def mean_accuracy(results: Iterable[Result]) -> float:
+    return fmean(float(result["accuracy"]) for result in results)
+
+
+def accuracy(results: Sequence[Result], digits: int = 2) -> str:
+    """In percent, with its spread over seeds."""
+    return spread([100 * float(result["accuracy"]) for result in results], digits)
+
+
+def seeds(count: int, several: str = "mean of {} seeds") -> str:
+    return "one seed" if count == 1 else several.format(count)
+
+
+def several(count: int, what: str) -> str:
+    """
+    >>> several(1, "epoch"), several(2, "epoch")
+    ('1 epoch', '2 epochs')
+    """
+    return f"{count} {what}" + "s" * (count > 1)
+
+
+def tried(scores: Mapping[float, float]) -> str:
+    return ", ".join(f"{value:g}: {score:.1f}" for value, score in scores.items())
+
+
+def best(scores: Mapping[float, float]) -> float:
+    """What has the highest score; of equals the first."""
+    return max(scores, key=lambda value: scores[value])
+
+
+def scored(history: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The lines of a history at which the test rows were looked at."""
+    return [line for line in history if "test_accuracy" in line]
+
+
+def curve(history: Iterable[Mapping[str, Any]]) -> tuple[list[float], list[float]]:
+    """Epochs, and test accuracy (%) at them."""
+    lines = scored(history)
+    return [line["epoch"] for line in lines], [100 * line["test_accuracy"] for line in lines]
+
+
+# What is claimed --------------------------------------------------------------------------------------------------
+
+
+def verdict(held: Sequence[bool]) -> str:
+    return "yes" if all(held) else "in part" if any(held) else "no"
+
+
+def judged(held: Sequence[bool], shown: str) -> str:
+    return f"{verdict(held)} ({shown})"
+
+
+def at_the_edge(names: Sequence[str]) -> list[str]:
+    """A note on grids whose best value is their first or last."""
+    if not names:
+        return []
+    return [f"The best rate is at the edge of its grid, and a better one may lie beyond: {', '.join(names)}."]
+
+
+def crossing(at: Sequence[float], leads: Sequence[float], rising: bool) -> float | None:
+    """Where ``leads`` first rises to zero, or falls below it: between two of ``at``, on a line of logarithms.
+
+    >>> crossing((1, 10, 100), (-1.0, -0.5, 0.5), rising=True)
+    31.622776601683793
+    """
+    for k in range(1, len(leads)):
+        if (leads[k - 1] < 0, leads[k] < 0) == (rising, not rising):
+            part = leads[k - 1] / (leads[k - 1] - leads[k])
+            return math.exp(math.log(at[k - 1]) * (1 - part) + math.log(at[k]) * part)
+    return None
+
+
+def log_ratios(above: Sequence[float], below: Sequence[float]) -> list[float]:
+    return [math.log(a / b) for a, b in zip(above, below, strict=True)]
+
+
+# Figures ----------------------------------------------------------------------------------------------------------
+
+
+def shades(palette: str, count: int, first: float, last: float) -> list[Any]:
+    """So many colours of a palette, from one place on it to another."""
+    from matplotlib import colormaps
+
+    steps = max(1, count - 1)
+    return [colormaps[palette](first + (last - first) * i / steps) for i in range(count)]
+
+
+def dressed(
+    axes: Axes,
+    title: str | None = None,
+    size: float | None = None,
+    grid: bool = False,
+    open_frame: bool = False,
+    legend: float | None = None,
+    boxed: bool = True,
+    **set_: Any,
+) -> None:
+    """Title (of a font size), grid, a frame without top and right, a legend of a font size, and what axes can set."""
+    axes.set(**set_)
+    if title is not None:
+        axes.set_title(title, **({} if size is None else {"fontsize": size}))
+    if grid:
+        axes.grid(alpha=0.3)
+    if open_frame:
+        axes.spines[["top", "right"]].set_visible(False)
+    if legend is not None:
+        axes.legend(fontsize=legend, frameon=boxed)
