@@ -154,15 +154,6 @@ def check_spent(label: str, result: Result, epsilon: float) -> None:
         raise RuntimeError(f"{label} spent {result['epsilon']} of {epsilon}: this is a bug in Sordino")
 
 
-def spaced(low: float, high: float, count: int, digits: int = 7) -> tuple[float, ...]:
-    """Values from 10^low to 10^high, evenly spaced in their logarithms; rounded, as settings are a job's identity.
-
-    >>> spaced(-2.5, 1.5, 5)
-    (0.003162278, 0.03162278, 0.3162278, 3.162278, 31.62278)
-    """
-    return tuple(float(f"{10 ** (low + (high - low) * i / (count - 1)):.{digits}g}") for i in range(count))
-
-
 class Workshop:
     """Runs jobs, a few at a time, and keeps their results in ``folder``: what is there is not run again."""
 

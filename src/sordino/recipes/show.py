@@ -48,6 +48,16 @@ def spread(values: Sequence[float], digits: int = 2) -> str:
     return f"{fmean(values):.{digits}f}{between}"
 
 
+def spaced(low: float, high: float, count: int, digits: int = 7) -> tuple[float, ...]:
+    """Values from 10^low to 10^high, evenly spaced in their logarithms; rounded, as settings are a job's identity.
+
+    >>> spaced(-2.5, 1.5, 5)
+    (0.003162278, 0.03162278, 0.3162278, 3.162278, 31.62278)
+    """
+    step = (high - low) / (count - 1)
+    return tuple(float(f"{10 ** (low + step * i):.{digits}g}") for i in range(count))
+
+
 def mean_accuracy(results: Iterable[Result]) -> float:
     return fmean(float(result["accuracy"]) for result in results)
 
