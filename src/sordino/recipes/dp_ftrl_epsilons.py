@@ -279,17 +279,16 @@ def _numbers(result: Result) -> Result:
 def _trees_table(number: int, found: Found) -> Table:
     what = "DP-FTRL: epsilon printed, and what the run costs in one tree or in a tree an epoch"
     columns = (_ONE, "one tree, auto", _AN_EPOCH, "a tree an epoch, auto")
-    return _table(number, what, "ours, as printed (not a guarantee)", columns, found)
+    return _table(f"Table {number}, {what}", "ours, as printed (not a guarantee)", columns, found)
 
 
 def _sgd_table(number: int, found: Found) -> Table:
-    what = "DP-SGD: epsilon printed, and what the run costs with Poisson batches (amplified) or with shuffled ones (not)"
-    return _table(
-        number, what, "ours, as printed", ("Poisson, rdp", "shuffled, rdp", "shuffled, auto"), found
-    )
+    what = "and what the run costs with Poisson batches (amplified) or with shuffled ones (not)"
+    columns = ("Poisson, rdp", "shuffled, rdp", "shuffled, auto")
+    return _table(f"Table {number}, DP-SGD: epsilon printed, {what}", "ours, as printed", columns, found)
 
 
-def _table(number: int, what: str, ours: str, columns: tuple[str, ...], found: Found) -> Table:
+def _table(title: str, ours: str, columns: tuple[str, ...], found: Found) -> Table:
     settings = {line.setting.data: line.setting for line, _ in found}
     data = "; ".join(f"{name}: n = {at.rows:,}, delta {at.delta:g}" for name, at in settings.items())
     rows = [
@@ -304,7 +303,7 @@ def _table(number: int, what: str, ours: str, columns: tuple[str, ...], found: F
         }
         for line, result in found
     ]
-    return Table.of(f"Table {number}, {what} ({data})", rows)
+    return Table.of(f"{title} ({data})", rows)
 
 
 def as_shown(line: Printed, epsilon: float) -> str:
