@@ -88,12 +88,12 @@ def best(scores: Mapping[float, float]) -> float:
     return max(scores, key=lambda value: scores[value])
 
 
-def scored(history: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+def scored(history: Iterable[Result]) -> list[Result]:
     """The lines of a history at which the test rows were looked at."""
     return [line for line in history if "test_accuracy" in line]
 
 
-def curve(history: Iterable[Mapping[str, Any]]) -> tuple[list[float], list[float]]:
+def curve(history: Iterable[Result]) -> tuple[list[float], list[float]]:
     """Epochs, and test accuracy (%) at them."""
     lines = scored(history)
     return [line["epoch"] for line in lines], [100 * line["test_accuracy"] for line in lines]
@@ -158,7 +158,9 @@ def dressed(
     """Title (of a font size), grid, a frame without top and right, a legend of a font size, and what axes can set."""
     axes.set(**set_)
     if title is not None:
-        axes.set_title(title, **({} if size is None else {"fontsize": size}))
+        axes.set_title(title)
+    if size is not None:
+        axes.title.set_fontsize(size)
     if grid:
         axes.grid(alpha=0.3)
     if open_frame:
