@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from sordino.recipes.frame import Recipe
 
 # They load when first used, since most need torch: what a list shows is written here.
-LISTED: dict[str, str] = {
+SUMMARIES = {
     "adabest-cifar": "AdaBest: against FedAvg, SCAFFOLD and FedDyn with a CNN on CIFAR-10 (table 2)",
     "adabest-cost": "AdaBest: cost tables checked by counting vector operations and bytes (supplement, tables 4 and 5)",
     "adabest-emnist": "AdaBest: against FedAvg, SCAFFOLD and FedDyn under label skew on EMNIST-L (table 2)",
@@ -45,16 +45,17 @@ class _Recipes(Mapping[str, "Recipe"]):
     def __getitem__(self, name: str) -> Recipe:
         from sordino.recipes.frame import Recipe
 
-        if name not in LISTED:
+        if name not in SUMMARIES:
             raise KeyError(name)
         module = importlib.import_module(f"{__name__}.{_HOMES.get(name, name.replace('-', '_'))}")
         return next(it for it in vars(module).values() if isinstance(it, Recipe) and it.name == name)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(LISTED)
+        return iter(SUMMARIES)
 
     def __len__(self) -> int:
-        return len(LISTED)
+        return len(SUMMARIES)
 
 
+LISTED: dict[str, str] = SUMMARIES
 RECIPES: Mapping[str, Recipe] = _Recipes()

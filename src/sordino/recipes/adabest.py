@@ -150,24 +150,17 @@ def _table(what: Protocol, found: Found) -> Table:
         needed = [rounds_to(result, goal) for result, goal in zip(results, goals, strict=True)]
         reached = [number for number in needed if number is not None]
         all_did = len(reached) == len(needed)
-        held_out = [last_ten(result, "holdout") for result in results] if what.holdout else []
-        rows.append(
-            {
-                "clients": setting.label,
-                "algorithm": label,
-                "test": show.spread([last_ten(result) for result in results]),
-                "held-out clients": f"{fmean(held_out):.2f}" if held_out else "",
-                "rounds to FedAvg's accuracy": f"{fmean(reached):.0f}"
-                if all_did
-                else f"{len(reached)} of {len(needed)} did",
-                "norm of the cloud model": f"{fmean(result['norms'][-1] for result in results):.3g}",
-            }
-        )
+        speed = f"{fmean(reached):.0f}" if all_did else f"{len(reached)} of {len(needed)} did"
+        test = show.spread([last_ten(result) for result in results])
+        held_out = f"{fmean(last_ten(r, 'holdout') for r in results):.2f}" if what.holdout else ""
+        norm = fmean(result["norms"][-1] for result in results)
+        rows.append(f"{setting.label} | {label} | {test} | {held_out} | {speed} | {norm:.3g}")
     title = (
         f"{what.data}, {what.per_round} of {what.clients} clients a round, {what.rounds:,} rounds of "
         f"{show.several(what.local_epochs, 'local epoch')} (accuracy, %, last ten evaluations)"
     )
-    return Table.of(title, rows)
+    columns = "clients | algorithm | test | held-out clients | rounds to FedAvg's accuracy | norm of the cloud model"
+    return Table.written(title, columns, rows)
 
 
 def report(run: Run, protocols: Sequence[Protocol], notes: Sequence[str]) -> Report:

@@ -97,17 +97,8 @@ CLAIMS = (
 
 # Additions and multiplications for each element of the result. A division is a multiplication; a sum with alpha and a
 # product with value take one more if that is a number other than 1 and -1.
-_ARITHMETIC = {
-    "add": (1, 0),
-    "sub": (1, 0),
-    "rsub": (1, 0),
-    "mul": (0, 1),
-    "div": (0, 1),
-    "reciprocal": (0, 1),
-    "addcmul": (1, 1),
-    "addcdiv": (1, 1),
-    "lerp": (2, 1),
-}
+_COSTS = {(1, 0): "add sub rsub", (0, 1): "mul div reciprocal", (1, 1): "addcmul addcdiv", (2, 1): "lerp"}
+_ARITHMETIC = {name: cost for cost, names in _COSTS.items() for name in names.split()}
 # What moves, compares, changes signs or takes roots: not what the paper counts.
 _MOVES = (
     "_to_copy _unsafe_view alias cat clone copy detach expand index index_put index_select lift_fresh repeat"
@@ -369,23 +360,19 @@ def _cost_table(who: str, letter: str, of: int, costs: Costs) -> Table:
     rows = []
     printed: dict[str, Cost] = {label: getattr(line, who) for label, line in PRINTED.items()}
     for label, both in costs.items():
-        known = label in printed
-        missing = "" if known else "not in the paper's tables"
-        rows.append(
-            {
-                who: label,
-                "paper": printed[label].show(letter) if known else "-",
-                "counted": both[of].show(letter),
-                "paper, over FedAvg": printed[label].over(printed["FedAvg"]).show(letter) if known else "-",
-                "counted, over FedAvg": both[of].over(costs["FedAvg"][of]).show(letter),
-                "why they differ": _REASONS.get((label, who), missing),
-            }
-        )
+        ours, over = (cost.show(letter) for cost in (both[of], both[of].over(costs["FedAvg"][of])))
+        theirs, theirs_over, missing = "-", "-", "not in the paper's tables"
+        if label in printed:
+            both_theirs = printed[label], printed[label].over(printed["FedAvg"])
+            theirs, theirs_over, missing = *(cost.show(letter) for cost in both_theirs), ""
+        reason = _REASONS.get((label, who), missing)
+        rows.append(f"{label} | {theirs} | {ours} | {theirs_over} | {over} | {reason}")
     each = "K local steps" if who == "client" else "P participants"
     title = (
         f"Vector operations of the {who} in a round, {each}: s an addition of n numbers, m a multiplication"
     )
-    return Table.of(title, rows)
+    columns = f"{who} | paper | counted | paper, over FedAvg | counted, over FedAvg | why they differ"
+    return Table.written(title, columns, rows)
 
 
 # One line for each difference, of what is not true of all algorithms alike.

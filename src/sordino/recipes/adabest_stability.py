@@ -124,18 +124,12 @@ def _walk_table(what: Protocol, results: Sequence[Result]) -> Table:
         rounds, width = job.settings["rounds"], job.settings["width"]
         exact = walk_variance(who.method, rounds, who.settings.get("beta", 0.0), participants / clients)
         dealt = f", {participants} of {clients:,} clients" if who == FEDDYN else ""
-        rows.append(
-            {
-                "algorithm": who.label + dealt,
-                "rounds": f"{rounds:,}",
-                "closed form": f"{exact:,.3f}",
-                "through the server's update": f"{result['variance']:,.0f}",
-                "ratio": f"{result['variance'] / exact:.3f}",
-                "its deviation": f"{(2 / width) ** 0.5:.3f}",
-            }
-        )
+        found, deviation = result["variance"], (2 / width) ** 0.5
+        numbers = f"{exact:,.3f} | {found:,.0f} | {found / exact:.3f} | {deviation:.3f}"
+        rows.append(f"{who.label}{dealt} | {rounds:,} | {numbers}")
     title = "Mean updates that are noise of variance 1, no client bias: variance of a cloud parameter (E10)"
-    return Table.of(title, rows)
+    columns = "algorithm | rounds | closed form | through the server's update | ratio | its deviation"
+    return Table.written(title, columns, rows)
 
 
 # Softmax regression -----------------------------------------------------------------------------------------------
@@ -282,41 +276,31 @@ def _mlp_table(found: dict[str, Result]) -> Table:
     rows = []
     for name, result in found.items():
         federation = _HUNDRED if name.startswith(_HUNDRED) else _THOUSAND
-        norms = result["norms"]
-        rows.append(
-            {
-                "clients": federation,
-                "algorithm": name.removeprefix(federation).strip(),
-                "rounds": f"{result['rounds'][-1]:,}",
-                "norm, round 1": f"{norms[0]:.3g}",
-                "halfway": f"{norms[len(norms) // 2]:.3g}",
-                "at the end": f"{norms[-1]:.3g}",
-                "best test": show.percent(max(result["accuracy"])),
-                "test, last 5": show.percent(last_five(result)),
-                "participants, last 5": show.percent(last_five(result, "participants")),
-                "rank correlation of norm and test, second half": f"{rank_correlation(*_half(result)):+.2f}",
-            }
-        )
+        of = result["norms"]
+        norms = f"{of[0]:.3g} | {of[len(of) // 2]:.3g} | {of[-1]:.3g}"
+        scores = (max(result["accuracy"]), last_five(result), last_five(result, "participants"))
+        tested = f"{' | '.join(map(show.percent, scores))} | {rank_correlation(*_half(result)):+.2f}"
+        label = name.removeprefix(federation).strip()
+        rows.append(f"{federation} | {label} | {result['rounds'][-1]:,} | {norms} | {tested}")
     title = "MLP 784-100-100-10 on MNIST: norm of the cloud model, and accuracy (%) on test rows and on"
-    return Table.of(f"{title} participants' rows", rows)
+    columns = (
+        "clients | algorithm | rounds | norm, round 1 | halfway | at the end | best test | test, last 5 | "
+        "participants, last 5 | rank correlation of norm and test, second half"
+    )
+    return Table.written(f"{title} participants' rows", columns, rows)
 
 
 def _condition_table(results: dict[str, Result]) -> Table:
     """Theorem 1."""
-    rows = [
-        {
-            "federation": label,
-            "rounds": f"{found['rounds']:,}",
-            "h grew in, %": show.percent(found["grew"] / found["rounds"], 1),
-            "the condition says, %": show.percent(found["foretold"] / found["rounds"], 1),
-            "they agree in, %": show.percent(found["agreed"] / found["rounds"]),
-            "mean cosine": f"{found['cosine']:+.3f}",
-        }
-        for label, result in results.items()
-        for found in [result["correction"]]
-    ]
+    rows = []
+    for label, result in results.items():
+        found = result["correction"]
+        grew, foretold, agreed = (100 * found[n] / found["rounds"] for n in ("grew", "foretold", "agreed"))
+        shares = f"{grew:.1f} | {foretold:.1f} | {agreed:.2f}"
+        rows.append(f"{label} | {found['rounds']:,} | {shares} | {found['cosine']:+.3f}")
     title = "FedDyn's h against Theorem 1: it does not grow where cos(h, update) <= -|P|/(2|S|) |update|/|h|"
-    return Table.of(title, rows)
+    columns = "federation | rounds | h grew in, % | the condition says, % | they agree in, % | mean cosine"
+    return Table.written(title, columns, rows)
 
 
 # All of it --------------------------------------------------------------------------------------------------------

@@ -338,7 +338,13 @@ def _notes(found: Found, quick: bool) -> list[str]:
         run for (name, _, _), runs in found.results.items() for run in runs[name in (BEST_SGD, BEST_ADAM) :]
     ]
     minutes = sum(result["seconds"] for result in trained) / 60
-    notes = [
+    edges = {
+        f"{name} at {show.share(share)}"
+        for share in what.shares
+        for name, rates in what.grids.items()
+        if found.best(name, share) in (rates[0], rates[-1])
+    }
+    return show.said(
         f"{show.PAPER_HAS_CURVES}'Hardly depends' is read "
         f"as within {100 * INSENSITIVE:g} points over initial rates from {min(what.starts):g} to "
         f"{max(what.starts):g}, 'poor' as more than so much behind.",
@@ -353,22 +359,13 @@ def _notes(found: Found, quick: bool) -> list[str]:
         "apart. The rates of SGD and Adam are chosen by it on test rows, for each share of random rows; ADADP's are "
         f"not chosen. AdaBest has mu {MU:g} and beta {BETA:g}, not tuned.",
         f"{len(trained)} trainings, {minutes:.0f} minutes of one core in all.",
-    ]
-    edges = {
-        f"{name} at {show.share(share)}"
-        for share in what.shares
-        for name, rates in what.grids.items()
-        if found.best(name, share) in (rates[0], rates[-1])
-    }
-    notes += show.at_the_edge(sorted(edges))
-    if quick:
-        notes.append(
-            f"Cut by --quick: {what.data} and a network of one hidden layer instead of CIFAR-10 and the paper's "
-            f"convolutions; {rows:,} rows instead of 50,000, so {batches:,} batches a round instead of 1,000; "
-            f"{what.rounds} rounds instead of {FULL.rounds}; one seed instead of {FULL.seeds}. The claims are "
-            "looked at early in training, on an easier task."
-        )
-    return notes
+        show.at_the_edge(sorted(edges)),
+        quick
+        and f"Cut by --quick: {what.data} and a network of one hidden layer instead of CIFAR-10 and the paper's "
+        f"convolutions; {rows:,} rows instead of 50,000, so {batches:,} batches a round instead of 1,000; "
+        f"{what.rounds} rounds instead of {FULL.rounds}; one seed instead of {FULL.seeds}. The claims are "
+        "looked at early in training, on an easier task.",
+    )
 
 
 # The figure -----------------------------------------------------------------------------------------------------

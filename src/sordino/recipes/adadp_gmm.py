@@ -249,7 +249,19 @@ def _values(runs: list[Result]) -> list[float]:
 
 
 def _notes(results: Results, epsilon: float, quick: bool) -> list[str]:
-    notes = [
+    means = {
+        name: fmean(v) for (start, name), r in results.items() if start == "scattered" and (v := _values(r))
+    }
+    fixed = {name: value for name, value in means.items() if name.startswith("DP-SGD")}
+    reached = ""
+    if _RULE in means and fixed:
+        better = sum(means[_RULE] > value for value in fixed.values())
+        best = max(fixed, key=lambda name: fixed[name])
+        reached = (
+            f"From the scattered start ADADP with the tolerance of the plan reaches {means[_RULE]:.3f}, more than "
+            f"{better} of the {len(fixed)} fixed rates; the best of them ({best}) reaches {fixed[best]:.3f}."
+        )
+    return show.said(
         "The settings of ADADP's own experiment are not known: these follow DPVI, with ADADP's noise multiplier "
         f"{SIGMA:g} and delta {DELTA:g}; other than there, noise is C sigma and not 2 C sigma (zero-out, not "
         "substitution), batches are Poisson samples, and each point has Monte-Carlo draws of its own. "
@@ -260,24 +272,11 @@ def _notes(results: Results, epsilon: float, quick: bool) -> list[str]:
         "tolerances on the test points is not part of that epsilon.",
         "From zeros all components start alike, and what breaks the tie is noise: in so few batches most runs rest "
         "where all five are one broad Gaussian. The scattered start is drawn without a look at the data.",
-    ]
-    means = {
-        name: fmean(v) for (start, name), r in results.items() if start == "scattered" and (v := _values(r))
-    }
-    fixed = {name: value for name, value in means.items() if name.startswith("DP-SGD")}
-    if _RULE in means and fixed:
-        better = sum(means[_RULE] > value for value in fixed.values())
-        best = max(fixed, key=lambda name: fixed[name])
-        notes.append(
-            f"From the scattered start ADADP with the tolerance of the plan reaches {means[_RULE]:.3f}, more than "
-            f"{better} of the {len(fixed)} fixed rates; the best of them ({best}) reaches {fixed[best]:.3f}."
-        )
-    if quick:
-        notes.append(
-            "Cut by --quick: 3 seeds instead of 10, fewer tolerances and rates, and from zeros only four methods. "
-            "The spread over three seeds is as large as most differences between the methods."
-        )
-    return notes
+        reached,
+        quick
+        and "Cut by --quick: 3 seeds instead of 10, fewer tolerances and rates, and from zeros only four methods. "
+        "The spread over three seeds is as large as most differences between the methods.",
+    )
 
 
 def _draw(figure: Figure, results: Results, epsilon: float) -> None:

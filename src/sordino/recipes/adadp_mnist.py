@@ -224,7 +224,11 @@ def _notes(found: Found, quick: bool) -> list[str]:
         for name, how in ((FROZEN_RULE, "frozen"), (PLAIN_RULE, "not frozen"))
     }
     shown = ", ".join(f"{value:.3g} ({how})" for how, value in ends.items() if value is not None)
-    notes = [
+    ends_of = (what.adam_rates[0], what.adam_rates[-1])
+    edges = [f"DP-Adam at sigma {sigma:g}" for sigma in what.sigmas if found.rates(sigma)[BEST] in ends_of]
+    if found.rates(what.sigmas[0])[CARRIED] in (what.sgd_rates[0], what.sgd_rates[-1]):
+        edges.append("DP-SGD")
+    return show.said(
         f"{show.PAPER_HAS_CURVES}'Competitive' and 'about' are read as within one percentage point.",
         "Batches are Poisson samples and epsilon is theirs (each run on its own, seeded, which voids it). The paper "
         "shuffles and accounts as if it sampled; its epsilon by the moments accountant is for 100 epochs.",
@@ -233,24 +237,15 @@ def _notes(found: Found, quick: bool) -> list[str]:
         "code has 10. Ours is a choice made after a look at results: adadp-thresholds compares some.",
         f"ADADP starts at rate 0.1 for means over the batch. Frozen: adapts for {what.freeze_after:g} epochs, then "
         "plain steps, the rate falling as 1/(1 + 0.1 k) over the k-th epoch from there.",
-    ]
-    if shown:
-        notes.append(
-            f"The tolerance of the plan, 1.4 size sqrt(d / T), was {shown}; without noise it is 0.1, the paper's "
-            "for runs without privacy."
-        )
-    ends_of = (what.adam_rates[0], what.adam_rates[-1])
-    edges = [f"DP-Adam at sigma {sigma:g}" for sigma in what.sigmas if found.rates(sigma)[BEST] in ends_of]
-    if found.rates(what.sigmas[0])[CARRIED] in (what.sgd_rates[0], what.sgd_rates[-1]):
-        edges.append("DP-SGD")
-    notes += show.at_the_edge(edges)
-    if quick:
-        notes.append(
-            f"Cut by --quick: {what.epochs:g} epochs instead of {FULL.epochs:g}, frozen after "
-            f"{what.freeze_after:g} instead of {FULL.freeze_after:g}; sigma 2 and 8 only; grids of three rates; "
-            "one seed instead of three. So the claims are looked at early in training, where the paper says little."
-        )
-    return notes
+        bool(shown)
+        and f"The tolerance of the plan, 1.4 size sqrt(d / T), was {shown}; without noise it is 0.1, the paper's "
+        "for runs without privacy.",
+        show.at_the_edge(edges),
+        quick
+        and f"Cut by --quick: {what.epochs:g} epochs instead of {FULL.epochs:g}, frozen after "
+        f"{what.freeze_after:g} instead of {FULL.freeze_after:g}; sigma 2 and 8 only; grids of three rates; "
+        "one seed instead of three. So the claims are looked at early in training, where the paper says little.",
+    )
 
 
 # The figure ---------------------------------------------------------------------------------------------

@@ -141,19 +141,14 @@ def _trained(run: Run, what: Protocol) -> tuple[Table, Found]:
         for result in results:
             check_spent(label, result, epsilon)
         rate, tried = rates[epsilon][label]
-        rows.append(
-            {
-                "epsilon": f"{epsilon:g}",
-                "method": label,
-                "noise multiplier": f"{results[0]['noise_multiplier']:.3f}",
-                "rate": f"{rate:g}",
-                "last five epochs": show.spread([last_five(result) for result in results]),
-                "at the end": show.accuracy(results),
-                "tuning: rate: accuracy": tried,
-            }
-        )
+        scores = f"{show.spread([last_five(result) for result in results])} | {show.accuracy(results)}"
+        noise = results[0]["noise_multiplier"]
+        rows.append(f"{epsilon:g} | {label} | {noise:.3f} | {rate:g} | {scores} | {tried}")
     batches = f"batches of {what.batch_size}, {what.epochs:g} epochs (test accuracy, %)"
-    return Table.of(f"{what.data}, {what.model}, {batches}", rows), found
+    columns = (
+        "epsilon | method | noise multiplier | rate | last five epochs | at the end | tuning: rate: accuracy"
+    )
+    return Table.written(f"{what.data}, {what.model}, {batches}", columns, rows), found
 
 
 # What noise the same epsilon buys ---------------------------------------------------------------------------------

@@ -416,23 +416,14 @@ def _servers_table(found: Found) -> Table:
         for who in SERVERS:
             rate, results = found.best(who, epsilon)
             tried = found.results[who, epsilon, what.clip]
-            rows.append(
-                {
-                    "epsilon": f"{epsilon:g}",
-                    "method": who.label,
-                    "noise multiplier": f"{what.noise(who, epsilon):.3f}",
-                    "server rate": f"{what.rate(who, rate):g}",
-                    "accuracy": show.accuracy(results),
-                    "tried": ", ".join(
-                        f"{what.rate(who, r):g}: {show.accuracy(rs)}" for r, rs in tried.items()
-                    ),
-                }
-            )
+            scores = ", ".join(f"{what.rate(who, r):g}: {show.accuracy(rs)}" for r, rs in tried.items())
+            plan = f"{what.noise(who, epsilon):.3f} | {what.rate(who, rate):g}"
+            rows.append(f"{epsilon:g} | {who.label} | {plan} | {show.accuracy(results)} | {scores}")
     title = (
         f"Shakespeare's roles, next word: {what.rounds} rounds of {what.per_round} of {what.clients:,} roles, "
         f"threshold {what.clip:g} (accuracy on words, %)"
     )
-    return Table.of(title, rows)
+    return Table.written(title, "epsilon | method | noise multiplier | server rate | accuracy | tried", rows)
 
 
 def _clips_table(found: Found) -> Table:

@@ -71,6 +71,11 @@ class Table:
     rows: Sequence[Sequence[Any]]
 
     @staticmethod
+    def written(title: str, columns: str, rows: Iterable[str]) -> Table:
+        """As it is read: cells between bars."""
+        return Table(title, tuple(columns.split(" | ")), [tuple(row.split(" | ")) for row in rows])
+
+    @staticmethod
     def of(title: str, rows: Iterable[Mapping[str, Any]]) -> Table:
         """Each row says what stands in which column; a column that it does not name stays empty."""
         lines = list(rows)
@@ -105,9 +110,9 @@ class Recipe:
 
 def recipe(name: str, quick: str) -> Callable[[Experiment], Recipe]:
     """Makes a function the recipe of this name; what it is about is said where all of them are listed."""
-    from sordino.recipes import LISTED
+    from sordino.recipes import SUMMARIES
 
-    return lambda function: Recipe(name, LISTED[name], function, quick)
+    return lambda function: Recipe(name, SUMMARIES[name], function, quick)
 
 
 @dataclass(frozen=True)

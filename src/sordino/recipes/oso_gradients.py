@@ -189,45 +189,33 @@ def _is_prominent(moment: Moment) -> bool:
 
 
 def _cosines(moments: list[Moment], rows: int, noise_multiplier: float) -> Table:
-    lines = [
-        {
-            "step": str(moment["step"]),
-            "best C": f"{best:.3g}",
-            "cosine there": f"{cosine:.3f}",
-            f"at C = {_SMALLEST:g}": f"{moment['noised'][0]:.3f}",
-            f"at C = {_LARGEST:g}": f"{moment['noised'][-1]:.3f}",
-            f"at C = {_SMALLEST:g}, no noise": f"{moment['clipped'][0]:.3f}",
-            "median norm": f"{moment['median_norm']:.3g}",
-            "OSO's C": f"{moment['threshold']:.3g}",
-        }
-        for moment in moments
-        for best, cosine in [best_threshold(moment)]
-    ]
+    lines = []
+    for moment in moments:
+        best, cosine = best_threshold(moment)
+        ends = f"{moment['noised'][0]:.3f} | {moment['noised'][-1]:.3f} | {moment['clipped'][0]:.3f}"
+        sizes = f"{moment['median_norm']:.3g} | {moment['threshold']:.3g}"
+        lines.append(f"{moment['step']} | {best:.3g} | {cosine:.3f} | {ends} | {sizes}")
+    least = f"at C = {_SMALLEST:g}"
+    ends = f"{least} | at C = {_LARGEST:g} | {least}, no noise"
     title = (
         f"Figure 1, MNIST, n = {rows:,}: cosine of the sanitised and the true mean gradient of a batch of {BATCH}, "
         f"noise multiplier {noise_multiplier:.4f}, mean of {REALISATIONS} realisations"
     )
-    return Table.of(title, lines)
+    return Table.written(title, f"step | best C | cosine there | {ends} | median norm | OSO's C", lines)
 
 
 def _multipliers(noises: dict[int, float]) -> Table:
-    rows = [
-        {
-            "eps": str(epsilon),
-            "nu": f"{nu:.4f}",
-            "nu_g = 1.01 nu": f"{GRADIENT_NOISE * nu:.4f}",
-            "nu_q": f"{of_q:.4f}",
-            "nu_q / nu": f"{of_q / nu:.3f}",
-            "published nu_q / nu": "7.124",
-        }
-        for epsilon, nu in noises.items()
-        for of_q in [noise_of_q(nu, GRADIENT_NOISE * nu)]
-    ]
+    rows = []
+    for epsilon, nu in noises.items():
+        of_q = noise_of_q(nu, GRADIENT_NOISE * nu)
+        rows.append(
+            f"{epsilon} | {nu:.4f} | {GRADIENT_NOISE * nu:.4f} | {of_q:.4f} | {of_q / nu:.3f} | 7.124"
+        )
     title = (
         f"Figure 2, n = {ROWS:,}: noise multipliers of gradient and q on the frontier of each epsilon, "
         f"{GRANULARITY} runs of {STEPS:,} steps"
     )
-    return Table.of(title, rows)
+    return Table.written(title, "eps | nu | nu_g = 1.01 nu | nu_q | nu_q / nu | published nu_q / nu", rows)
 
 
 def _notes(moments: list[Moment]) -> list[str]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cache, partial
 from itertools import product
 from statistics import fmean, stdev
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sordino.recipes import show
 from sordino.recipes.frame import Job, Report, Result, Run, Study, Table, recipe, results_of
@@ -93,8 +93,7 @@ def grid_noise(epsilon: float, runs: int, steps: int, rows: int) -> float:
 # What the paper prints ----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Printed:
+class Printed(NamedTuple):
     """The best of a grid: its settings (a rate; a rate and C or gamma; a C), test accuracy in percent, std."""
 
     settings: tuple[float, ...]
@@ -102,24 +101,15 @@ class Printed:
     std: float
 
 
-@dataclass(frozen=True)
-class PrintedTable:
+class PrintedTable(NamedTuple):
     name: str
     rows: dict[int, dict[str, Printed]]  # by epsilon and method
 
 
 def _table(name: str, rows: dict[int, tuple[tuple[float, ...], ...]]) -> PrintedTable:
     """Each cell is settings, accuracy, std; each row has the private methods in order."""
-    return PrintedTable(
-        name,
-        {
-            epsilon: {
-                method: Printed(cell[:-2], cell[-2], cell[-1])
-                for method, cell in zip(PRIVATE, cells, strict=True)
-            }
-            for epsilon, cells in rows.items()
-        },
-    )
+    cells = {epsilon: [Printed(cell[:-2], *cell[-2:]) for cell in of] for epsilon, of in rows.items()}
+    return PrintedTable(name, {e: dict(zip(PRIVATE, of, strict=True)) for e, of in cells.items()})
 
 
 # Rates are un-scaled: the tables print some of them times 1000, with or without their star.
@@ -169,10 +159,9 @@ class Scope:
         whole = grid(method, k)
         if self.tried is None or method not in self.tried:
             return whole
-        kept = [s for s in whole if any(_same(s, wanted) for wanted in self.tried[method])]
-        assert len(kept) == len(self.tried[method]), (
-            f"{self.tried[method]} are not all on the grid of {method}"
-        )
+        wanted = self.tried[method]
+        kept = [settings for settings in whole if any(_same(settings, one) for one in wanted)]
+        assert len(kept) == len(wanted), f"{wanted} are not all on the grid of {method}"
         return kept
 
 
@@ -202,19 +191,12 @@ _MNIST_QUICK = {
     "AdamWOSM": ((1.0,), (10.0,), (100.0,)),
     "NoDP": ((0.03162,), (0.3162,)),
 }
-MNIST = Experiment(
-    "mnist",
-    "MNIST",
-    "oso_cnn",
-    60_000,
-    Scope((5,), (3,), seeds=1, epochs=1, test_rows=2000, tried=_MNIST_QUICK),
-    unit_pixels=True,
-)
+_MNIST_SCOPE = Scope((5,), (3,), seeds=1, epochs=1, test_rows=2000, tried=_MNIST_QUICK)
+MNIST = Experiment("mnist", "MNIST", "oso_cnn", 60_000, _MNIST_SCOPE, unit_pixels=True)
 AG_NEWS = Experiment("ag-news", "AG News", "bag_of_words_fc", 120_000, Scope((5,), (3,), seeds=1))
 
 
-@dataclass(frozen=True)
-class Best:
+class Best(NamedTuple):
     """The best of a grid by the mean over seeds."""
 
     settings: Settings
@@ -252,8 +234,7 @@ class Cell:
         return [study.job(f"{name} seed={seed}", seed=seed) for seed in range(1, seeds + 1)]
 
 
-@dataclass(frozen=True)
-class Row:
+class Row(NamedTuple):
     cell: Cell
     last: Best  # by the last iterate
     optimistic: Best  # by the best checkpoint on the test set
@@ -361,7 +342,9 @@ def _line(row: Row, printed: Printed | None) -> dict[str, str]:
 
 
 def _notes(what: Experiment, scope: Scope, shared: dict[str, Any]) -> list[str]:
-    notes = [
+    tried, steps = scope.tried or {}, shared["steps"]
+    thinned = ", ".join(f"{len(kept)} of {len(grid(m, 5))} for {m}" for m, kept in tried.items())
+    return show.said(
         "The budget is that of a whole grid: epsilon covers all of its runs at one seed, as charged in the table "
         f"(RDP accountant, Poisson batches, delta {DELTA:g}; the paper prints no delta). As in the paper, further "
         "seeds are not charged. All runs are seeded, for experiments: a known seed voids a guarantee.",
@@ -369,29 +352,20 @@ def _notes(what: Experiment, scope: Scope, shared: dict[str, Any]) -> list[str]:
         '"Last iterate" looks at the end only; "best look" is the paper\'s measure, the best of one look at the test '
         f"set about every {LOOK_EVERY} iterations, and optimistic.",
         "The paper draws batches of fixed size and prices them as Poisson samples; here they are Poisson samples.",
-        f"Threshold and rate of Online move by at most a factor of {math.exp(2.5e-3 * shared['steps']):.3g} in "
-        f"{shared['steps']} steps.",
+        f"Threshold and rate of Online move by at most a factor of {math.exp(2.5e-3 * steps):.3g} in {steps} steps.",
         "The paper does not print the noise of FixedQuantile's count; here it is a twentieth of the batch, as its "
         "authors advise. The accuracy without privacy is in the paper's figures only.",
-    ]
-    if what.data == "ag-news":
-        notes.append(
-            f"AG News has 120,000 training rows; {shared['n']:,} are here. With fewer rows the same epsilon takes "
-            "more noise, so published and our numbers are not those of one experiment."
-        )
-    if scope.tried is not None:
-        thinned = ", ".join(f"{len(kept)} of {len(grid(m, 5))} for {m}" for m, kept in scope.tried.items())
-        notes.append(
-            f"Quick: of some grids only the published winner and points near it were run ({thinned}; for NoDP "
-            "larger rates than the published 0.003162, which needs more steps); the noise is nevertheless that of the "
-            f"whole grid with {shared['steps']} steps a run."
-        )
-    if scope.epochs != EPOCHS:
-        notes.append(
-            f"Quick: {_epochs(scope.epochs)} instead of {EPOCHS}, so less noise a step but far fewer steps; the "
-            "published numbers stand beside ours for orientation only."
-        )
-    return notes
+        what.data == "ag-news"
+        and f"AG News has 120,000 training rows; {shared['n']:,} are here. With fewer rows the same epsilon takes "
+        "more noise, so published and our numbers are not those of one experiment.",
+        bool(tried)
+        and f"Quick: of some grids only the published winner and points near it were run ({thinned}; for NoDP "
+        "larger rates than the published 0.003162, which needs more steps); the noise is nevertheless that of the "
+        f"whole grid with {steps} steps a run.",
+        scope.epochs != EPOCHS
+        and f"Quick: {_epochs(scope.epochs)} instead of {EPOCHS}, so less noise a step but far fewer steps; the "
+        "published numbers stand beside ours for orientation only.",
+    )
 
 
 _COLOURS = dict(zip(PRIVATE, ("#0072b2", "#d55e00", "#cc79a7", "#009e73"), strict=True))

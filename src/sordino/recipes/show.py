@@ -110,11 +110,15 @@ def judged(held: Sequence[bool], shown: str) -> str:
     return f"{verdict(held)} ({shown})"
 
 
-def at_the_edge(names: Sequence[str]) -> list[str]:
+def said(*notes: str | bool) -> list[str]:
+    """The notes there are: ``quick and "..."`` is none where it is not quick."""
+    return [note for note in notes if isinstance(note, str) and note]
+
+
+def at_the_edge(names: Sequence[str]) -> str:
     """A note on grids whose best value is their first or last."""
-    if not names:
-        return []
-    return [f"The best rate is at the edge of its grid, and a better one may lie beyond: {', '.join(names)}."]
+    beyond = "The best rate is at the edge of its grid, and a better one may lie beyond"
+    return f"{beyond}: {', '.join(names)}." if names else ""
 
 
 def crossing(at: Sequence[float], leads: Sequence[float], rising: bool) -> float | None:
