@@ -343,7 +343,9 @@ def test_stability_asks_for_the_specifications_grid() -> None:
     assert grid == {(b, p) for b in (0.5, 0.8, 0.9, 0.95, 0.98, 1.0) for p in (0.005, 0.05, 0.5)}
     assert len({job.key for job in asked}) == len(asked)
     thousand = [
-        job.settings for job in asked if job.settings["clients"] == 1000 and job.function is not stability.walk
+        job.settings
+        for job in asked
+        if job.settings["clients"] == 1000 and job.function is not stability.walk
     ]
     assert {(s["holdout"], s["per_round"]) for s in thousand} == {(100, 5)}
     walks = report.tables[0]

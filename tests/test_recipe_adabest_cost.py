@@ -84,7 +84,9 @@ def test_costs_are_written_as_the_paper_writes_them() -> None:
 @lru_cache(maxsize=16)
 def counted(label: str) -> Result:
     (who,) = [who for who in study.ALGORITHMS if who.label == label]
-    return count_algorithm(method=who.method, settings=who.settings, sizes=[11, 29], steps=[2, 4, 5], participants=[1, 3])
+    return count_algorithm(
+        method=who.method, settings=who.settings, sizes=[11, 29], steps=[2, 4, 5], participants=[1, 3]
+    )
 
 
 # By hand, from the formulas in federated/algorithms: [adds, for each, multiplies, for each] of a client (each of K) and

@@ -19,6 +19,7 @@ from matplotlib.figure import Figure
 from sordino.privacy import price
 from sordino.recipes import LISTED, RECIPES
 from sordino.recipes import dp_ftrl_federated as study
+from sordino.recipes import show
 from sordino.recipes.frame import Job, Result
 
 mpl.use("Agg")
@@ -145,7 +146,7 @@ def test_the_printed_lines_have_their_accuracies() -> None:
 def curves() -> dict[int, dict[str, list[float]]]:
     goals = (100, 1000, 3850, 50_000)
     return {
-        population: study._numbers(study.at_goals(population=population, goals=goals))
+        population: show.numbers(study.at_goals(population=population, goals=goals))
         for population in study.POPULATIONS
     }
 
@@ -184,10 +185,10 @@ def test_what_restarts_really_buy(curves: dict[int, dict[str, list[float]]]) -> 
 
 
 def test_epsilons_are_shown_upwards() -> None:
-    assert study.upwards(8.0) == "8.00"
-    assert study.upwards(8.0001) == "8.01"
-    assert study.upwards(1.234e6) == "1.24e6"
-    assert study.upwards(math.inf) == "inf"
+    assert show.upwards(8.0) == "8.00"
+    assert show.upwards(8.0001) == "8.01"
+    assert show.upwards(1.234e6) == "1.24e6"
+    assert show.upwards(math.inf) == "inf"
 
 
 # A tiny real run ----------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from sordino.recipes import show
 from sordino.recipes.adabest_runs import train_federated
 from sordino.recipes.frame import Contestant, Job, Report, Result, Run, Study, Table, recipe, results_of
+from sordino.recipes.trainings import missing
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -224,22 +225,15 @@ _CLAIMS = (
 
 @recipe("adabest-emnist", "80 rounds at Dirichlet 0.3, two seeds, five rivals, three betas")
 def emnist(run: Run, quick: bool) -> Report:
-    from sordino.data import load
-
-    protocols, notes = [EMNIST], [_CLAIMS]
-    try:
-        load("emnist-letters")
-    except ValueError as missing:
+    protocols, note, why = [EMNIST], "", missing("emnist-letters")
+    if why:
         protocols = [replace(EMNIST, data=data) for data in ("fashion-mnist", "mnist")]
-        notes.append(
-            f"EMNIST is not here ({missing}); ran on the first 48,000 rows of "
-            + ("Fashion-MNIST" if quick else "Fashion-MNIST and of MNIST")
-            + " instead: the same shapes and sizes"
-        )
+        where = "Fashion-MNIST" if quick else "Fashion-MNIST and of MNIST"
+        note = f"EMNIST is not here ({why}); ran on the first 48,000 rows of {where} instead: the same shapes and sizes"
     if quick:
         less = replace(protocols[0], rounds=80, settings=_ALL[:2], seeds=(1, 2), betas=(0.8, 0.9, 0.95))
         protocols = [replace(less, rivals=_FEW, every=2)]
-    return report(run, protocols, notes)
+    return report(run, protocols, show.said(_CLAIMS, note))
 
 
 @recipe("adabest-cifar", "ten rounds of one local epoch, 5 of 100 clients, 1,000 test rows, beta not tuned")

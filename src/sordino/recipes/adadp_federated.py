@@ -145,9 +145,9 @@ def train_pairs(
         seed=seed,
         **how,
     )
-    history = found.pop("history")
+    history = found["history"]
     return {
-        **found,
+        **{name: found[name] for name in ("scores", "parameters", "engine", "rows", "seconds")},
         "accuracy": fmean(score for _, score in found["scores"][-LAST:]),
         # Least, median and largest of the clients, by round; nothing where they have no rate of their own.
         "rates": [line["client_rates"] for line in history if "client_rates" in line],

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from sordino.recipes import show
 from sordino.recipes.frame import Contestant, Job, Report, Result, Run, Table, check_spent, recipe, results_of
-from sordino.recipes.trainings import count_rows, train_named
+from sordino.recipes.trainings import count_rows, missing, train_named
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -283,15 +283,10 @@ def cifar(run: Run, quick: bool) -> Report:
 
 @recipe("dp-ftrl-emnist", "two epochs of three methods at epsilon 8, rates not tuned")
 def emnist(run: Run, quick: bool) -> Report:
-    from sordino.data import load
-
-    what, notes = EMNIST, []
-    try:
-        load(what.data)
-    except ValueError as missing:
+    what, note, why = EMNIST, "", missing(EMNIST.data)
+    if why:
         what = replace(what, data="fashion-mnist", delta=1e-5)
-        instead = "ran on Fashion-MNIST instead: the same shapes, 10 classes for 47"
-        notes = [f"EMNIST is not here ({missing}); {instead}"]
+        note = f"EMNIST is not here ({why}); ran on Fashion-MNIST instead: the same shapes, 10 classes for 47"
     if quick:
         what = replace(what, epochs=2, seeds={8.0: (1,)}, tuning=None, contestants=_FEW)
-    return _report(run, what, notes)
+    return _report(run, what, show.said(note))

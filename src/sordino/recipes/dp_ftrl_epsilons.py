@@ -256,7 +256,7 @@ _ONE, _AN_EPOCH = "one tree, rdp", "a tree an epoch, rdp"
 def epsilons(run: Run, quick: bool) -> Report:
     lines = [(table, i, line) for table, lines in TABLES.items() for i, line in enumerate(lines)]
     jobs = {line: [Job(line.name, priced, {"table": table, "line": i})] for table, i, line in lines}
-    found = [(line, _numbers(result)) for line, (result,) in results_of(run, jobs).items()]
+    found = [(line, show.numbers(result)) for line, (result,) in results_of(run, jobs).items()]
     tables = []
     for number in TABLES:
         trees, others = (
@@ -269,11 +269,6 @@ def epsilons(run: Run, quick: bool) -> Report:
         )
         tables += [_trees_table(number, trees), _sgd_table(number, others)]
     return Report(tables, _notes(found), partial(_draw, found=found), (10.0, 4.6))
-
-
-def _numbers(result: Result) -> Result:
-    """As it was before it was stored: JSON has no infinity."""
-    return {name: value if name == "verdict" else float(value) for name, value in result.items()}
 
 
 def _trees_table(number: int, found: Found) -> Table:
@@ -299,7 +294,7 @@ def _table(title: str, ours: str, columns: tuple[str, ...], found: Found) -> Tab
             "printed": line.epsilon,
             ours: as_shown(line, result["as printed"]),
             "same digits": result["verdict"],
-            **{column: _up(result[column]) if column in result else "-" for column in columns},
+            **{column: show.upwards(result[column], 3) if column in result else "-" for column in columns},
         }
         for line, result in found
     ]
@@ -311,15 +306,11 @@ def as_shown(line: Printed, epsilon: float) -> str:
     return f"{epsilon:.2e}".replace("e+0", "e") if "e" in line.epsilon else f"{epsilon:.2f}"
 
 
-def _up(epsilon: float) -> str:
-    """Three decimals, upwards: no epsilon is shown smaller than it is."""
-    return f"{math.ceil(epsilon * 1000) / 1000:.3f}" if math.isfinite(epsilon) else "inf"
-
-
 def _notes(found: Found) -> list[str]:
     images = [(line, result) for line, result in found if line.batches == TREE and line.table >= 6]
     factors = [result[_ONE] / float(line.epsilon) for line, result in images]
     worst, of_worst = images[factors.index(max(factors))]
+    costs = [show.upwards(of_worst[name], 3) for name in (_ONE, "one tree, auto")]
     rounded, missed = ([line for line, r in found if r["verdict"] == said] for said in ("z is rounded", "no"))
     return [
         f"{len(found) - len(missed) - len(rounded)} of {len(found)} printed epsilons come out to the last digit, and "
@@ -329,7 +320,7 @@ def _notes(found: Found) -> list[str]:
         "counts E ceil(log2 steps) nodes; but a node above c participations moves by c, and counts c^2. In one tree, "
         f"with the same order every epoch, these runs cost {min(factors):.2f} to {max(factors):.1f} times what is "
         f"printed: {worst.setting.label}, z {worst.noise}, is printed as {worst.epsilon} and costs "
-        f"{_up(of_worst[_ONE])} (rdp, improved conversion; {_up(of_worst['one tree, auto'])} exactly). "
+        f"{costs[0]} (rdp, improved conversion; {costs[1]} exactly). "
         "A new tree every epoch costs less than printed.",
         "No version covers the runs behind these tables: in the authors' first code every batch comes from a fresh "
         "permutation, so that a unit may take part more than E times, and in steps next to each other.",

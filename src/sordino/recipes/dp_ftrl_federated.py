@@ -133,7 +133,7 @@ def _printed_tables(run: Run) -> list[Table]:
 
 def _printed_row(line: Printed, result: Result) -> dict[str, str]:
     def shown(what: str) -> str:
-        return upwards(result[what]) if what in result else "-"
+        return show.upwards(float(result[what])) if what in result else "-"
 
     return {
         "method": line.method,
@@ -151,24 +151,9 @@ def _printed_row(line: Printed, result: Result) -> dict[str, str]:
     }
 
 
-def upwards(epsilon: float | str) -> str:
-    """Two decimals, upwards, or a power of ten.
-
-    >>> upwards(8.501), upwards(15413800.5), upwards("inf")
-    ('8.51', '1.55e7', 'inf')
-    """
-    value = float(epsilon)
-    if math.isinf(value):
-        return "inf"
-    if value >= 1e4:
-        digits = math.floor(math.log10(value))
-        return f"{math.ceil(value / 10 ** (digits - 2)) / 100:.2f}e{digits}"
-    return f"{math.ceil(round(value * 100, 6)) / 100:.2f}"
-
-
 def _goal_table(population: int, found: Result) -> Table:
     title = f"Epsilon against clients a round, population {population:,}: noise for 24.5 % with 100, grown with them"
-    rows = [(f"{goal:,}", *(upwards(found[name][i]) for name in CURVES)) for i, goal in enumerate(GOALS)]
+    rows = [(f"{goal:,}", *(show.upwards(found[name][i]) for name in CURVES)) for i, goal in enumerate(GOALS)]
     return Table(title, ("clients a round", *CURVES), rows)
 
 
@@ -463,7 +448,7 @@ def _report(run: Run, what: Protocol) -> Report:
         p: [Job(f"report goals of {p}", at_goals, {"population": p, "goals": list(GOALS)})]
         for p in POPULATIONS
     }
-    curves = [_numbers(result) for (result,) in results_of(run, jobs).values()]
+    curves = [show.numbers(result) for (result,) in results_of(run, jobs).values()]
     tables += [_goal_table(*pair) for pair in zip(POPULATIONS, curves, strict=True)]
     found = _trained(run, what)
     tables += [_servers_table(found), _claims(found), _clips_table(found)]
@@ -489,11 +474,6 @@ def _report(run: Run, what: Protocol) -> Report:
     return Report(tables, notes, partial(_draw, curves=curves, found=found), (13.0, 4.2), {"protocol": plain})
 
 
-def _numbers(result: Result) -> dict[str, list[float]]:
-    """As they were before they were stored: JSON has no infinity."""
-    return {name: [float(value) for value in values] for name, values in result.items()}
-
-
 def crossing(tree: Sequence[float], sgd: Sequence[float]) -> str:
     """The epsilon above which the tree takes fewer clients a round than SGD.
 
@@ -509,7 +489,7 @@ def crossing(tree: Sequence[float], sgd: Sequence[float]) -> str:
 
 def _goal_notes(curves: Sequence[dict[str, list[float]]]) -> list[str]:
     least = [math.floor(10 * min(curve["FTRLM, one tree"])) / 10 for curve in curves]
-    planned = [upwards(curve["FTRLM, planned trees, same noise in sums"][-1]) for curve in curves]
+    planned = [show.upwards(curve["FTRLM, planned trees, same noise in sums"][-1]) for curve in curves]
     crossings = "; ".join(
         f"{name}: " + ", ".join(crossing(curve[name], curve["SGDM, Poisson"]) for curve in curves)
         for name in CURVES

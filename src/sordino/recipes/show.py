@@ -71,6 +71,29 @@ def seeds(count: int, several: str = "mean of {} seeds") -> str:
     return "one seed" if count == 1 else several.format(count)
 
 
+def numbers(stored: Any) -> Any:
+    """As it was before it was stored: JSON has no infinity."""
+    if isinstance(stored, dict):
+        return {name: numbers(value) for name, value in stored.items()}
+    if isinstance(stored, list):
+        return [numbers(value) for value in stored]
+    return float(stored) if stored in ("inf", "-inf", "nan") else stored
+
+
+def upwards(epsilon: float, digits: int = 2) -> str:
+    """So many decimals, or with two of them a large one as a power of ten: no epsilon is shown smaller than it is.
+
+    >>> upwards(8.501), upwards(8.5011, 3), upwards(15413800.5), upwards(math.inf)
+    ('8.51', '8.502', '1.55e7', 'inf')
+    """
+    if math.isinf(epsilon):
+        return "inf"
+    if epsilon >= 1e4 and digits == 2:
+        power = math.floor(math.log10(epsilon))
+        return f"{math.ceil(epsilon / 10 ** (power - 2)) / 100:.2f}e{power}"
+    return f"{math.ceil(epsilon * 10**digits) / 10**digits:.{digits}f}"
+
+
 def several(count: int, what: str) -> str:
     """
     >>> several(1, "epoch"), several(2, "epoch")

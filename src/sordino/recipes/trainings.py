@@ -127,6 +127,17 @@ def count_rows(*, data: str) -> Result:
     return {"train": len(loaded.train[1]), "test": 0 if loaded.test is None else len(loaded.test[1])}
 
 
+def missing(data: str) -> str:
+    """Why a named set cannot be had here; nothing where it can."""
+    from sordino.data import load
+
+    try:
+        load(data)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
 @lru_cache(maxsize=2)
 def load_for(name: str, unit_pixels: bool = False) -> Loaded:
     """A named set, with images in [0, 1] if asked for; read once in a process."""
