@@ -14,8 +14,8 @@ from matplotlib.figure import Figure
 
 from sordino.recipes import LISTED, RECIPES
 from sordino.recipes import adabest as compared
-from sordino.recipes import adabest_runs as runs
 from sordino.recipes import adabest_stability as stability
+from sordino.recipes import trainings as runs
 from sordino.recipes.frame import Job, Report, Result
 from sordino.recipes.trainings import fed_cnn, network_for
 
@@ -264,9 +264,9 @@ def test_the_first_ten_letters(monkeypatch: pytest.MonkeyPatch) -> None:
     images, labels = torch.arange(52.0).view(52, 1, 1, 1), torch.arange(52) % 26
     loaded = Loaded("emnist-letters", (images, labels), (images[:26], labels[:26]), 26, (1, 1, 1))
     monkeypatch.setattr(sordino.data, "load", {"emnist-letters": loaded}.__getitem__)
-    runs.rows_of.cache_clear()
+    runs.load_for.cache_clear()
     train, test = runs.rows_of("emnist-l", 12)
-    runs.rows_of.cache_clear()
+    runs.load_for.cache_clear()
     assert train[1].tolist() == [*range(10), 0, 1]
     assert train[0].flatten().tolist() == [*range(10), 26, 27]
     assert test[1].tolist() == list(range(10))

@@ -17,9 +17,8 @@ import torch
 from matplotlib.figure import Figure
 
 from sordino.privacy import price
-from sordino.recipes import LISTED, RECIPES
+from sordino.recipes import LISTED, RECIPES, show
 from sordino.recipes import dp_ftrl_federated as study
-from sordino.recipes import show
 from sordino.recipes.frame import Job, Result
 
 mpl.use("Agg")

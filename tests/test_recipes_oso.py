@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from sordino.methods import method_named
 from sordino.recipes import RECIPES, oso_gradients, oso_grids
 from sordino.recipes.frame import Job, Report, Result
-from sordino.recipes.oso_grids import AG_NEWS, MNIST, PUBLISHED, Scope, grid, grid_noise
+from sordino.recipes.oso_grids import AG_NEWS, MNIST, PUBLISHED, Protocol, grid, grid_noise
 
 
 def test_grids_are_the_papers() -> None:
@@ -172,11 +172,11 @@ def test_quick_ag_news_is_a_whole_grid() -> None:
 
 def test_a_thinned_grid_is_part_of_the_grid() -> None:
     with pytest.raises(AssertionError, match="not all on the grid"):
-        Scope(tried={"Online": ((0.5,),)}).candidates("Online", 5)
+        Protocol(tried={"Online": ((0.5,),)}).candidates("Online", 5)
 
 
 def test_other_data_under_the_same_name_is_refused() -> None:
-    study = oso_grids.study_of(MNIST, Scope(), 60_000, 1170)
+    study = oso_grids.study_of(MNIST, Protocol(), 60_000, 1170)
     job = oso_grids.Cell(5, 3, "NoDP", None).jobs(study, {"learning_rate": 0.1}, 1)[0]
     with pytest.raises(ValueError, match="1,437 training rows and had 60,000"):
         job.function(**{**job.settings, "data": "digits", "unit_pixels": False})
@@ -184,7 +184,7 @@ def test_other_data_under_the_same_name_is_refused() -> None:
 
 def test_a_training_of_the_grid() -> None:
     """The job itself, on the small digits."""
-    study = oso_grids.study_of(MNIST, Scope(), 1437, 14)
+    study = oso_grids.study_of(MNIST, Protocol(), 1437, 14)
     job = oso_grids.Cell(5, 3, "Online", 1.2).jobs(study, {"learning_rate": 0.3}, 1)[0]
     small = {"data": "digits", "model": "linear", "batch_size": 128, "epochs": 1, "test_rows": 50}
     result = job.function(**{**job.settings, **small})

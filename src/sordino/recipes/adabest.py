@@ -9,9 +9,8 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from sordino.recipes import show
-from sordino.recipes.adabest_runs import train_federated
 from sordino.recipes.frame import Contestant, Job, Report, Result, Run, Study, Table, recipe, results_of
-from sordino.recipes.trainings import missing
+from sordino.recipes.trainings import missing, train_federated
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

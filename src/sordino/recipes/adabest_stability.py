@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sordino.recipes import show
-from sordino.recipes.adabest_runs import train_federated
 from sordino.recipes.frame import Contestant, Job, Report, Result, Run, Study, Table, recipe, results_of
+from sordino.recipes.trainings import train_federated
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

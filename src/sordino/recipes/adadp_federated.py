@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from sordino.data.partitions import CIFAR_PAIRS
 from sordino.recipes import show
 from sordino.recipes.frame import Job, Report, Result, Run, Table, recipe, results_of
+from sordino.recipes.trainings import train_federated
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -109,51 +110,27 @@ CLAIMS = (
 
 
 def train_pairs(
-    *,
-    data: str,
-    model: str,
-    groups: Sequence[Sequence[int]],
-    rows: int | None,
-    share: float,
-    algorithm: str,
-    local: str,
-    discard: bool,
-    batch: int,
-    seed: int,
-    **how: Any,
+    *, groups: Sequence[Sequence[int]], share: float, local: str, discard: bool, batch: int, **how: Any
 ) -> Result:
     """Clients by groups of labels, all of them in every round. ``discard`` is of ADADP: steps may be taken back."""
     from sordino.data.partitions import Pathological
-    from sordino.federated import AdaBest, FedAvg, LocalAdam, LocalExtrapolation, LocalSgd
-    from sordino.recipes.trainings import cross_entropy, federated, load_for, network_for
+    from sordino.federated import LocalAdam, LocalExtrapolation, LocalSgd
 
-    loaded = load_for(data)
     rules = {"adadp": LocalExtrapolation(TOLERANCE, discard), "sgd": LocalSgd(), "adam": LocalAdam()}
-    found = federated(
-        network_for(model, loaded.input_shape, loaded.classes, seed),
-        cross_entropy(),
-        (loaded.train[0][:rows], loaded.train[1][:rows]),
+    found = train_federated(
+        partition=Pathological(tuple(map(tuple, groups)), random=share),
         clients=len(groups),
         per_round=len(groups),
-        partition=Pathological(tuple(map(tuple, groups)), random=share),
-        algorithm=AdaBest(MU, BETA) if algorithm == "adabest" else FedAvg(),
         local=rules[local],
         batch_size=batch,
         decay=1.0,  # constant rates, as in the paper
-        test=loaded.test,
-        data=data,
-        seed=seed,
+        settings={"mu": MU, "beta": BETA} if how["algorithm"] == "adabest" else {},
         **how,
     )
-    history = found["history"]
-    return {
-        **{name: found[name] for name in ("scores", "parameters", "engine", "rows", "seconds")},
-        "accuracy": fmean(score for _, score in found["scores"][-LAST:]),
-        # Least, median and largest of the clients, by round; nothing where they have no rate of their own.
-        "rates": [line["client_rates"] for line in history if "client_rates" in line],
-        # Clients whose numbers overflowed, over all rounds.
-        "left_out": sum(len(line.get("left_out", ())) for line in history),
-    }
+    scores = list(zip(found["measured"], found["accuracy"], strict=True))
+    kept = ("rates", "left_out", "parameters", "engine", "rows", "seconds")
+    accuracy = fmean(score for _, score in scores[-LAST:])
+    return {"accuracy": accuracy, "scores": scores, **{name: found[name] for name in kept}}
 
 
 Key = tuple[str, float, float]  # what, share of random rows, (initial) rate

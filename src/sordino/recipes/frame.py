@@ -95,7 +95,6 @@ class Report:
 
 
 Run = Callable[[Sequence[Job]], list[Result]]
-Experiment = Callable[[Run, bool], Report]
 
 
 @dataclass(frozen=True)
@@ -104,11 +103,11 @@ class Recipe:
 
     name: str
     summary: str
-    function: Experiment
+    function: Callable[[Run, bool], Report]
     quick: str  # what --quick runs instead of the whole
 
 
-def recipe(name: str, quick: str) -> Callable[[Experiment], Recipe]:
+def recipe(name: str, quick: str) -> Callable[[Callable[[Run, bool], Report]], Recipe]:
     """Makes a function the recipe of this name; what it is about is said where all of them are listed."""
     from sordino.recipes import SUMMARIES
 

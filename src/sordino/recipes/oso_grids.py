@@ -145,7 +145,7 @@ PUBLISHED: dict[tuple[str, int], PrintedTable] = {
 
 
 @dataclass(frozen=True)
-class Scope:
+class Protocol:
     """How much of the protocol is run. ``tried`` thins the grids; the budget is that of the whole ones."""
 
     granularities: tuple[int, ...] = GRANULARITIES
@@ -175,7 +175,7 @@ class Experiment:
     title: str
     model: str
     published_rows: int
-    quick: Scope
+    quick: Protocol
     unit_pixels: bool = False
 
     @property
@@ -191,9 +191,9 @@ _MNIST_QUICK = {
     "AdamWOSM": ((1.0,), (10.0,), (100.0,)),
     "NoDP": ((0.03162,), (0.3162,)),
 }
-_MNIST_SCOPE = Scope((5,), (3,), seeds=1, epochs=1, test_rows=2000, tried=_MNIST_QUICK)
-MNIST = Experiment("mnist", "MNIST", "oso_cnn", 60_000, _MNIST_SCOPE, unit_pixels=True)
-AG_NEWS = Experiment("ag-news", "AG News", "bag_of_words_fc", 120_000, Scope((5,), (3,), seeds=1))
+_MNIST_PART = Protocol((5,), (3,), seeds=1, epochs=1, test_rows=2000, tried=_MNIST_QUICK)
+MNIST = Experiment("mnist", "MNIST", "oso_cnn", 60_000, _MNIST_PART, unit_pixels=True)
+AG_NEWS = Experiment("ag-news", "AG News", "bag_of_words_fc", 120_000, Protocol((5,), (3,), seeds=1))
 
 
 class Best(NamedTuple):
@@ -240,27 +240,27 @@ class Row(NamedTuple):
     optimistic: Best  # by the best checkpoint on the test set
 
 
-def study_of(what: Experiment, scope: Scope, rows: int, steps: int) -> Study:
-    looks = {"evaluations": max(1, steps // LOOK_EVERY), "test_rows": scope.test_rows}
+def study_of(what: Experiment, protocol: Protocol, rows: int, steps: int) -> Study:
+    looks = {"evaluations": max(1, steps // LOOK_EVERY), "test_rows": protocol.test_rows}
     data = {"data": what.data, "model": what.model, "unit_pixels": what.unit_pixels, "rows": rows}
-    plan = {"epochs": scope.epochs, "batch_size": BATCH, "delta": DELTA, "accountant": "rdp"}
+    plan = {"epochs": protocol.epochs, "batch_size": BATCH, "delta": DELTA, "accountant": "rdp"}
     return Study(train_named, {**data, **plan, **looks})
 
 
-def compare(run: Run, what: Experiment, scope: Scope) -> tuple[list[Row], dict[str, Any]]:
-    """Run the grids of ``scope`` and pick the best of each; with the numbers all of them share."""
+def compare(run: Run, what: Experiment, protocol: Protocol) -> tuple[list[Row], dict[str, Any]]:
+    """Run the grids of ``protocol`` and pick the best of each; with the numbers all of them share."""
     (counted,) = run([Job(f"rows of {what.data}", count_rows, {"data": what.data})])
     rows = int(counted["train"])
-    steps = scope.epochs * round(rows / BATCH)
+    steps = protocol.epochs * round(rows / BATCH)
     cells = [
         Cell(k, epsilon, method, _noise(method, k, epsilon, steps, rows))
-        for k, epsilon, method in product(scope.granularities, scope.epsilons, METHODS)
+        for k, epsilon, method in product(protocol.granularities, protocol.epsilons, METHODS)
     ]
-    study = study_of(what, scope, rows, steps)
+    study = study_of(what, protocol, rows, steps)
     jobs = {
-        (cell, i): cell.jobs(study, settings, scope.seeds)
+        (cell, i): cell.jobs(study, settings, protocol.seeds)
         for cell in cells
-        for i, settings in enumerate(scope.candidates(cell.method, cell.k))
+        for i, settings in enumerate(protocol.candidates(cell.method, cell.k))
     }
     found: dict[Cell, list[list[Result]]] = {}
     for (cell, _), results in results_of(run, jobs).items():
@@ -268,13 +268,19 @@ def compare(run: Run, what: Experiment, scope: Scope) -> tuple[list[Row], dict[s
     compared = [
         Row(
             cell,
-            *(_best(scope.candidates(cell.method, cell.k), of, m) for m in ("accuracy", "best_accuracy")),
+            *(_best(protocol.candidates(cell.method, cell.k), of, m) for m in ("accuracy", "best_accuracy")),
         )
         for cell, of in found.items()
     ]
-    test_rows = scope.test_rows or int(counted["test"])
-    shared = {"n": rows, "test_rows": test_rows, "steps": steps, "epochs": scope.epochs, "seeds": scope.seeds}
-    tried = {f"{m} k={k}": len(scope.candidates(m, k)) for k in scope.granularities for m in METHODS}
+    test_rows = protocol.test_rows or int(counted["test"])
+    shared = {
+        "n": rows,
+        "test_rows": test_rows,
+        "steps": steps,
+        "epochs": protocol.epochs,
+        "seeds": protocol.seeds,
+    }
+    tried = {f"{m} k={k}": len(protocol.candidates(m, k)) for k in protocol.granularities for m in METHODS}
     return compared, {**shared, "batch_size": BATCH, "delta": DELTA, "accountant": "rdp", "tried": tried}
 
 
@@ -341,8 +347,8 @@ def _line(row: Row, printed: Printed | None) -> dict[str, str]:
     }
 
 
-def _notes(what: Experiment, scope: Scope, shared: dict[str, Any]) -> list[str]:
-    tried, steps = scope.tried or {}, shared["steps"]
+def _notes(what: Experiment, protocol: Protocol, shared: dict[str, Any]) -> list[str]:
+    tried, steps = protocol.tried or {}, shared["steps"]
     thinned = ", ".join(f"{len(kept)} of {len(grid(m, 5))} for {m}" for m, kept in tried.items())
     return show.said(
         "The budget is that of a whole grid: epsilon covers all of its runs at one seed, as charged in the table "
@@ -362,8 +368,8 @@ def _notes(what: Experiment, scope: Scope, shared: dict[str, Any]) -> list[str]:
         and f"Quick: of some grids only the published winner and points near it were run ({thinned}; for NoDP "
         "larger rates than the published 0.003162, which needs more steps); the noise is nevertheless that of the "
         f"whole grid with {steps} steps a run.",
-        scope.epochs != EPOCHS
-        and f"Quick: {_epochs(scope.epochs)} instead of {EPOCHS}, so less noise a step but far fewer steps; the "
+        protocol.epochs != EPOCHS
+        and f"Quick: {_epochs(protocol.epochs)} instead of {EPOCHS}, so less noise a step but far fewer steps; the "
         "published numbers stand beside ours for orientation only.",
     )
 
@@ -425,13 +431,13 @@ def _draw_panel(axes: Axes, rows: list[Row], what: Experiment) -> None:
 
 
 def report(run: Run, quick: bool, what: Experiment) -> Report:
-    scope = what.quick if quick else Scope()
-    rows, shared = compare(run, what, scope)
+    protocol = what.quick if quick else Protocol()
+    rows, shared = compare(run, what, protocol)
     return Report(
         _tables(rows, what, shared),
-        _notes(what, scope, shared),
+        _notes(what, protocol, shared),
         partial(_draw, rows=rows, what=what, shared=shared),
-        (4.0 + 3.2 * len(scope.granularities), 4.2),
+        (4.0 + 3.2 * len(protocol.granularities), 4.2),
         {"data": what.data, "model": what.model, **shared},
     )
 
