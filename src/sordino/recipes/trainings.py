@@ -142,10 +142,13 @@ def train_federated(
     train, test = rows_of(data, rows)
     network, loss = network_for(model, tuple(train[0].shape[1:]), 10, seed), cross_entropy()
     watcher = Watcher(network, loss, rounds, evaluations) if watch else None
-    plan = {"rounds": rounds, "evaluations": evaluations, "observe": watcher, "data": data, "seed": seed}
-    plan |= {"engine": "looped" if model == "fed_cnn:augmented" else "auto", **how}
-    test = (test[0][:test_rows], test[1][:test_rows])
-    found = federated(network, loss, train, algorithm=algorithm_named(algorithm, settings), test=test, **plan)
+    plan: dict[str, Any] = {"rounds": rounds, "evaluations": evaluations, "observe": watcher, **how}
+    plan.setdefault("engine", "looped" if model == "fed_cnn:augmented" else "auto")
+    plan |= {
+        "algorithm": algorithm_named(algorithm, settings),
+        "test": (test[0][:test_rows], test[1][:test_rows]),
+    }
+    found = federated(network, loss, train, data=data, seed=seed, **plan)
     history = found["history"]
     every = next(k for k in (1, 2, 5, 10, 20, 50, 100, rounds) if rounds <= k * _POINTS)
     kept = [line for line in history if line["round"] % every == 0 or line["round"] in (1, rounds)]
