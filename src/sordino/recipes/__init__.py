@@ -15,7 +15,8 @@ SUMMARIES = {
     "adabest-cost": "AdaBest: cost tables checked by counting vector operations and bytes (supplement, tables 4 and 5)",
     "adabest-emnist": "AdaBest: against FedAvg, SCAFFOLD and FedDyn under label skew on EMNIST-L (table 2)",
     "adabest-stability": "AdaBest: growing cloud models, Theorem 1, beta and mu (figures 1 and 4 to 7)",
-    "adadp-federated": "ADADP: clients that tune their rates, by class pairs, against SGD and Adam (figures 1 to 3)",
+    "adadp-federated": "ADADP: clients that tune their rates, by class pairs, against tuned SGD and Adam "
+    "(figures 1 to 3)",
     "adadp-gmm": "ADADP: a Gaussian mixture by private variational inference (supplement, fig. 1)",
     "adadp-mnist": "ADADP: against tuned DP-Adam and carried DP-SGD on MNIST (figures 4 and 5)",
     "adadp-rates": "ours: ADADP from three initial rates on MNIST",
