@@ -14,23 +14,23 @@ from matplotlib.figure import Figure
 
 from sordino.recipes import LISTED, RECIPES
 from sordino.recipes import adabest as compared
-from sordino.recipes import adabest_convex as convex
-from sordino.recipes import adabest_runs as runs
 from sordino.recipes import adabest_stability as stability
+from sordino.recipes import trainings as runs
 from sordino.recipes.frame import Job, Report, Result
+from sordino.recipes.trainings import fed_cnn, network_for
 
 mpl.use("Agg")
 
-NAMES = (*compared.RECIPES, *stability.RECIPES)
+NAMES = ("adabest-emnist", "adabest-cifar", "adabest-stability")
 _BEST = 0.95  # the beta that made-up held-out clients like best
 
 
 def made_up(job: Job, number: int) -> Result:
     """Accuracies that tell one job from another; held-out clients prefer one beta."""
     s = job.settings
-    if job.function is convex.walk:
+    if job.function is stability.walk:
         return {
-            "variance": convex.walk_variance(
+            "variance": stability.walk_variance(
                 s["algorithm"], s["rounds"], s["settings"].get("beta", 0.0), s["participants"] / s["clients"]
             )
         }
@@ -38,7 +38,7 @@ def made_up(job: Job, number: int) -> Result:
     measured = sorted({max(1, round(rounds * (k + 1) / s["evaluations"])) for k in range(s["evaluations"])})
     beta = s["settings"].get("beta", 0.0)
     level = 0.5 + 0.0001 * number
-    grown = sorted({1, *measured, *(mark for mark in convex.MARKS if mark <= rounds)})
+    grown = sorted({1, *measured, *(mark for mark in stability.MARKS if mark <= rounds)})
     return {
         "parameters": 89_610,
         "engine": "stacked",
@@ -191,13 +191,14 @@ def test_measures_of_a_run() -> None:
 def test_closed_forms_are_the_golden_values(
     algorithm: str, rounds: int, beta: float, share: float, golden: float
 ) -> None:
-    assert convex.walk_variance(algorithm, rounds, beta, share) == pytest.approx(golden, rel=1e-6)
+    assert stability.walk_variance(algorithm, rounds, beta, share) == pytest.approx(golden, rel=1e-6)
 
 
-@pytest.mark.parametrize("who", range(len(convex.WALKS)))
+@pytest.mark.parametrize("who", range(len(stability.WALKS)))
 def test_the_servers_update_walks_as_the_closed_form_says(who: int) -> None:
-    (_, algorithm, settings), participants, clients = convex.WALKS[who]
-    found = convex.walk(
+    walker, participants, clients = stability.WALKS[who]
+    algorithm, settings = walker.method, walker.settings
+    found = stability.walk(
         algorithm=algorithm,
         settings=settings,
         participants=participants,
@@ -205,7 +206,7 @@ def test_the_servers_update_walks_as_the_closed_form_says(who: int) -> None:
         rounds=60,
         width=40_000,
     )
-    exact = convex.walk_variance(algorithm, 60, settings.get("beta", 0.0), participants / clients)
+    exact = stability.walk_variance(algorithm, 60, settings.get("beta", 0.0), participants / clients)
     # A variance of 40,000 normal coordinates has a relative deviation of sqrt(2 / 40,000) = 0.7 %.
     assert found["variance"] == pytest.approx(exact, rel=0.035)
 
@@ -263,9 +264,9 @@ def test_the_first_ten_letters(monkeypatch: pytest.MonkeyPatch) -> None:
     images, labels = torch.arange(52.0).view(52, 1, 1, 1), torch.arange(52) % 26
     loaded = Loaded("emnist-letters", (images, labels), (images[:26], labels[:26]), 26, (1, 1, 1))
     monkeypatch.setattr(sordino.data, "load", {"emnist-letters": loaded}.__getitem__)
-    runs.rows_of.cache_clear()
+    runs.load_for.cache_clear()
     train, test = runs.rows_of("emnist-l", 12)
-    runs.rows_of.cache_clear()
+    runs.load_for.cache_clear()
     assert train[1].tolist() == [*range(10), 0, 1]
     assert train[0].flatten().tolist() == [*range(10), 26, 27]
     assert test[1].tolist() == list(range(10))
@@ -275,14 +276,14 @@ def test_the_papers_networks() -> None:
     def size(network: torch.nn.Module) -> int:
         return sum(p.numel() for p in network.parameters())
 
-    assert size(runs.network_named("mlp:100,100", (1, 28, 28))) == 89_610
-    assert size(runs.network_named("fed_cnn", (3, 32, 32))) == 797_962
-    assert size(runs.network_named("fed_cnn:augmented", (3, 32, 32))) == 797_962
-    assert size(runs.fed_cnn(classes=100)) == 815_332
+    assert size(network_for("mlp:100,100", (1, 28, 28), 10, 1)) == 89_610
+    assert size(network_for("fed_cnn", (3, 32, 32), 10, 1)) == 797_962
+    assert size(network_for("fed_cnn:augmented", (3, 32, 32), 10, 1)) == 797_962
+    assert size(fed_cnn(classes=100)) == 815_332
 
 
 def test_augmentation_flips_and_shifts_in_training_only() -> None:
-    augment = runs.fed_cnn(augmented=True)[0]
+    augment = fed_cnn(augmented=True)[0]
     torch.manual_seed(1)
     images = torch.rand(400, 3, 32, 32) + 1  # so that 0 is padding
     before = images.clone()
@@ -342,7 +343,9 @@ def test_stability_asks_for_the_specifications_grid() -> None:
     assert grid == {(b, p) for b in (0.5, 0.8, 0.9, 0.95, 0.98, 1.0) for p in (0.005, 0.05, 0.5)}
     assert len({job.key for job in asked}) == len(asked)
     thousand = [
-        job.settings for job in asked if job.settings["clients"] == 1000 and job.function is not convex.walk
+        job.settings
+        for job in asked
+        if job.settings["clients"] == 1000 and job.function is not stability.walk
     ]
     assert {(s["holdout"], s["per_round"]) for s in thousand} == {(100, 5)}
     walks = report.tables[0]
@@ -352,7 +355,7 @@ def test_stability_asks_for_the_specifications_grid() -> None:
 
 
 def test_the_note_says_whether_the_best_beta_rises() -> None:
-    sizes = convex.QUICK
+    sizes = stability.QUICK
     best = {1: 0.8, 10: 0.95, 100: 1.0}
     scores = {p: {beta: 1.0 if beta == b else 0.0 for beta in sizes.betas} for p, b in best.items()}
     note = next(line for line in stability.notes_of(sizes, scores) if "best beta rises" in line)

@@ -17,7 +17,7 @@ import torch
 from matplotlib.figure import Figure
 
 from sordino.privacy import price
-from sordino.recipes import LISTED, RECIPES
+from sordino.recipes import LISTED, RECIPES, show
 from sordino.recipes import dp_ftrl_federated as study
 from sordino.recipes.frame import Job, Result
 
@@ -114,11 +114,11 @@ def test_an_overspent_budget_is_an_error(asked: list[Job]) -> None:
         study._trained(run_into(asked), what)
 
 
-ONE_OF_EACH = [study.CONTESTANTS[i] for i in (1, 2, 5)]  # independent noise, vanilla and efficient trees
+ONE_OF_EACH = [study.SERVERS[i] for i in (1, 2, 5)]  # independent noise, vanilla and efficient trees
 
 
 @pytest.mark.parametrize("who", ONE_OF_EACH, ids=lambda who: who.label)
-def test_the_noise_of_a_contestant_costs_its_epsilon(who: study.Contestant) -> None:
+def test_the_noise_of_a_contestant_costs_its_epsilon(who: study.Server) -> None:
     what = study.QUICK
     z = what.noise(who, 16.0)
     releases = who.mechanism().over(who.participation(1120, what.per_round), 1120, what.rounds)
@@ -138,14 +138,14 @@ def test_the_printed_lines_have_their_accuracies() -> None:
     # Published: momentum and the efficient tree help, at epsilon 8.5.
     vanilla, vanilla_m = study.TRAINED[3][6:8]
     efficient_m = study.TRAINED[4][3]
-    assert float(vanilla.test) < float(vanilla_m.test) < float(efficient_m.test)
+    assert float(vanilla["test"]) < float(vanilla_m["test"]) < float(efficient_m["test"])
 
 
 @pytest.fixture(scope="module")
 def curves() -> dict[int, dict[str, list[float]]]:
     goals = (100, 1000, 3850, 50_000)
     return {
-        population: study._numbers(study.at_goals(population=population, goals=goals))
+        population: show.numbers(study.at_goals(population=population, goals=goals))
         for population in study.POPULATIONS
     }
 
@@ -184,10 +184,10 @@ def test_what_restarts_really_buy(curves: dict[int, dict[str, list[float]]]) -> 
 
 
 def test_epsilons_are_shown_upwards() -> None:
-    assert study.show(8.0) == "8.00"
-    assert study.show(8.0001) == "8.01"
-    assert study.show(1.234e6) == "1.24e6"
-    assert study.show(math.inf) == "inf"
+    assert show.upwards(8.0) == "8.00"
+    assert show.upwards(8.0001) == "8.01"
+    assert show.upwards(1.234e6) == "1.24e6"
+    assert show.upwards(math.inf) == "inf"
 
 
 # A tiny real run ----------------------------------------------------------------------------------------
@@ -224,7 +224,7 @@ def tiny(**changes: Any) -> study.Protocol:
 
 @pytest.mark.usefixtures("tiny_roles")
 @pytest.mark.parametrize("who", ONE_OF_EACH, ids=lambda who: who.label)
-def test_every_server_trains_and_spends_what_was_planned(who: study.Contestant) -> None:
+def test_every_server_trains_and_spends_what_was_planned(who: study.Server) -> None:
     result = study.train_roles(**tiny().job(who, 16.0, 1.0, 0.3, 1).settings)
     assert 15.9 < result["epsilon"] <= 16.0
     assert [number for number, _ in result["scores"]] == [2, 4, 6]
@@ -237,8 +237,8 @@ def test_without_noise_it_learns_and_ftrl_is_sgd_with_the_same_roles(monkeypatch
     ftrl = study.train_roles(**what.job(study.OURS, math.inf, 10.0, 3.0, 1).settings)
     assert ftrl["epsilon"] == math.inf
     assert ftrl["accuracy"] > 0.6  # one of eight by chance
-    monkeypatch.setattr(study.Contestant, "participation", lambda who, clients, count: study_shuffled(count))
-    sgd = study.train_roles(**what.job(study.CONTESTANTS[1], math.inf, 10.0, 3.0, 1).settings)
+    monkeypatch.setattr(study.Server, "participation", lambda who, clients, count: study_shuffled(count))
+    sgd = study.train_roles(**what.job(study.SERVERS[1], math.inf, 10.0, 3.0, 1).settings)
     assert [score for _, score in sgd["scores"]] == pytest.approx([s for _, s in ftrl["scores"]], abs=0.02)
 
 

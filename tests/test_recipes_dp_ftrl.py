@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from sordino.privacy import price
 from sordino.recipes import LISTED, RECIPES
 from sordino.recipes import dp_ftrl as study
-from sordino.recipes.frame import Job, Report, Result, Table
+from sordino.recipes.frame import Contestant, Job, Report, Result, Table
 
 mpl.use("Agg")
 
@@ -55,7 +55,7 @@ def quick_noise(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("quick_noise")
-@pytest.mark.parametrize("name", study.RECIPES)
+@pytest.mark.parametrize("name", ["dp-ftrl-mnist", "dp-ftrl-cifar10", "dp-ftrl-emnist"])
 def test_quick_reports_and_draws(name: str, tmp_path: Path) -> None:
     asked, report = reported(name, quick=True)
     assert name in LISTED
@@ -87,7 +87,7 @@ def test_full_mnist_is_the_whole_table(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("who", study.CONTESTANTS, ids=lambda who: who.label)
-def test_the_noise_of_a_contestant_costs_its_epsilon(who: study.Contestant) -> None:
+def test_the_noise_of_a_contestant_costs_its_epsilon(who: Contestant) -> None:
     _, releases, steps = study.MNIST.plan(who)
     assert steps == 4800
     z = study.MNIST.noise(who, 8.0)
@@ -97,7 +97,7 @@ def test_the_noise_of_a_contestant_costs_its_epsilon(who: study.Contestant) -> N
 
 
 @pytest.mark.parametrize("who", study.CONTESTANTS, ids=lambda who: who.label)
-def test_the_plan_has_the_steps_that_training_takes(who: study.Contestant) -> None:
+def test_the_plan_has_the_steps_that_training_takes(who: Contestant) -> None:
     """697,932 rows in batches of 500: 1395 whole batches, but 1396 Poisson ones to an epoch."""
     poisson = who.method == "dp-sgd" and who.sampling is None
     assert study.EMNIST.plan(who)[2] == 50 * (1396 if poisson else 1395)

@@ -94,7 +94,7 @@ def test_the_report(tmp_path: Path) -> None:
     trees = next(table for table in report.tables if table.title.startswith("Table 6, DP-FTRL"))
     assert "not a guarantee" in trees.columns[4]
     (worst,) = [row for row in trees.rows if row[0].startswith("CIFAR-10, b 2,000") and row[2] == "20"]
-    assert worst[3:8] == ["23.73", "23.73", "yes", "386.693", "375.906"]
+    assert worst[3:8] == ("23.73", "23.73", "yes", "386.693", "375.906")
     sgd = next(table for table in report.tables if table.title.startswith("Table 6, DP-SGD"))
     assert {len(table.rows) for table in (trees, sgd)} == {26, 52}
     notes = " ".join(report.notes)

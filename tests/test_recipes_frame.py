@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from sordino.recipes.frame import Job, Table, Workshop
+from sordino.recipes.frame import Contestant, Job, Study, Table, Workshop, check_spent, results_of
 
 
 def square(*, number: int, log: str) -> dict[str, Any]:
@@ -103,6 +103,33 @@ def test_a_workshop_needs_a_worker(log: Path) -> None:
         workshop(log, -1)
 
 
-def test_a_table_in_markdown() -> None:
-    table = Table("title", ("a", "b"), [(1, 2.5), ("x", None)])
-    assert table.markdown() == "| a | b |\n| --- | --- |\n| 1 | 2.5 |\n| x | None |"
+def test_a_table_of_rows_that_name_their_columns() -> None:
+    table = Table.of("title", [{"a": 1, "b": 2.5}, {"a": "x", "c": None}])
+    assert table.columns == ("a", "b", "c")
+    assert table.rows == [(1, 2.5, ""), ("x", "", None)]
+
+
+def test_results_by_what_they_are_of(log: Path) -> None:
+    asked = {"small": jobs(log, 1, 2), "none": [], "large": jobs(log, 30)}
+    found = results_of(workshop(log), asked)
+    assert {key: [r["square"] for r in results] for key, results in found.items()} == {
+        "small": [1, 4],
+        "none": [],
+        "large": [900],
+    }
+
+
+def test_a_studys_jobs_share_its_settings(log: Path) -> None:
+    study = Study(square, {"number": 3, "log": str(log)})
+    assert study.job("three").key == jobs(log, 3)[0].key
+    assert study.job("four", number=4).settings == study.but(number=4).job("four").settings
+    who = Contestant("Sgd", "sgd", {"rate": 1})
+    assert study.job("chosen", who).settings.items() >= {"method": "sgd", "settings": {"rate": 1}}.items()
+    named = Study(square, {}, "algorithm").job("chosen", who).settings
+    assert named == {"algorithm": "sgd", "settings": {"rate": 1}}
+
+
+def test_an_overspent_budget_is_a_bug() -> None:
+    check_spent("it", {"epsilon": "inf"}, math.inf)
+    with pytest.raises(RuntimeError, match=r"it spent 3.1 of 3"):
+        check_spent("it", {"epsilon": 3.1}, 3)

@@ -11,9 +11,9 @@ import torch
 from matplotlib.figure import Figure
 
 from sordino.methods import method_named
-from sordino.recipes import oso_gradients, oso_grids
+from sordino.recipes import RECIPES, oso_gradients, oso_grids
 from sordino.recipes.frame import Job, Report, Result
-from sordino.recipes.oso_grids import AG_NEWS, MNIST, PUBLISHED, Scope, grid, grid_noise
+from sordino.recipes.oso_grids import AG_NEWS, MNIST, PUBLISHED, Protocol, grid, grid_noise
 
 
 def test_grids_are_the_papers() -> None:
@@ -124,7 +124,7 @@ def cheap_noise(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 def test_quick_mnist(monkeypatch: Any, tmp_path: Path) -> None:
     asked = cheap_noise(monkeypatch)
     run = Pretend()
-    report = oso_grids.RECIPES["oso-mnist"].function(run, True)
+    report = RECIPES["oso-mnist"].function(run, True)
     assert len(run.jobs) == 1 + 5 + 2 + 2 + 3 + 2
     # Charged for the whole grid, whatever part of it was run.
     assert set(asked) == {(3, 5, 117, 60_000), (3, 25, 117, 60_000)}
@@ -172,18 +172,20 @@ def test_quick_ag_news_is_a_whole_grid() -> None:
 
 def test_a_thinned_grid_is_part_of_the_grid() -> None:
     with pytest.raises(AssertionError, match="not all on the grid"):
-        Scope(tried={"Online": ((0.5,),)}).candidates("Online", 5)
+        Protocol(tried={"Online": ((0.5,),)}).candidates("Online", 5)
 
 
 def test_other_data_under_the_same_name_is_refused() -> None:
-    job = oso_grids.Trial("NoDP", 5, 3, {"learning_rate": 0.1}, None).job(MNIST, Scope(), 60_000, 1170, 1)
+    study = oso_grids.study_of(MNIST, Protocol(), 60_000, 1170)
+    job = oso_grids.Cell(5, 3, "NoDP", None).jobs(study, {"learning_rate": 0.1}, 1)[0]
     with pytest.raises(ValueError, match="1,437 training rows and had 60,000"):
         job.function(**{**job.settings, "data": "digits", "unit_pixels": False})
 
 
 def test_a_training_of_the_grid() -> None:
     """The job itself, on the small digits."""
-    job = oso_grids.Trial("Online", 5, 3, {"learning_rate": 0.3}, 1.2).job(MNIST, Scope(), 1437, 14, 1)
+    study = oso_grids.study_of(MNIST, Protocol(), 1437, 14)
+    job = oso_grids.Cell(5, 3, "Online", 1.2).jobs(study, {"learning_rate": 0.3}, 1)[0]
     small = {"data": "digits", "model": "linear", "batch_size": 128, "epochs": 1, "test_rows": 50}
     result = job.function(**{**job.settings, **small})
     assert result["n"] == 1437
@@ -224,7 +226,7 @@ def test_the_report_on_gradients(quick: bool, monkeypatch: Any, tmp_path: Path) 
         ]
         return [{"n": 60_000, "parameters": 551_322, "moments": moments}]
 
-    report = oso_gradients.RECIPE.function(run, quick)
+    report = RECIPES["oso-gradients"].function(run, quick)
     cosines, multipliers = report.tables
     steps = [10, 50, 100, 250] if quick else [100, 250, 500, 750, 950]
     assert [row[0] for row in cosines.rows] == [str(step) for step in steps]

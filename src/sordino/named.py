@@ -248,70 +248,70 @@ RECIPES = Registry(
     "recipe",
     {
         "adabest-cifar": Entry(
-            "recipes.adabest:RECIPES",
+            "recipes.adabest:cifar",
             "AdaBest: against FedAvg, SCAFFOLD and FedDyn with a CNN on CIFAR-10 (table 2)",
         ),
         "adabest-cost": Entry(
-            "recipes.adabest_cost:RECIPE",
+            "recipes.adabest_cost:compare",
             "AdaBest: cost tables checked by counting vector operations and bytes (supplement, tables 4 and 5)",
         ),
         "adabest-emnist": Entry(
-            "recipes.adabest:RECIPES",
+            "recipes.adabest:emnist",
             "AdaBest: against FedAvg, SCAFFOLD and FedDyn under label skew on EMNIST-L (table 2)",
         ),
         "adabest-stability": Entry(
-            "recipes.adabest_stability:RECIPES",
+            "recipes.adabest_stability:stability",
             "AdaBest: growing cloud models, Theorem 1, beta and mu (figures 1 and 4 to 7)",
         ),
         "adadp-federated": Entry(
-            "recipes.adadp_federated:RECIPE",
+            "recipes.adadp_federated:compare",
             "ADADP: clients that tune their rates, by class pairs, against tuned SGD and Adam (figures 1 to 3)",
         ),
         "adadp-gmm": Entry(
-            "recipes.adadp_gmm:RECIPE",
+            "recipes.adadp_gmm:compare",
             "ADADP: a Gaussian mixture by private variational inference (supplement, fig. 1)",
         ),
         "adadp-mnist": Entry(
-            "recipes.adadp_mnist:RECIPE",
+            "recipes.adadp_mnist:compare",
             "ADADP: against tuned DP-Adam and carried DP-SGD on MNIST (figures 4 and 5)",
         ),
-        "adadp-rates": Entry("recipes.self_tuning:RECIPES", "ours: ADADP from three initial rates on MNIST"),
+        "adadp-rates": Entry("recipes.self_tuning:rates", "ours: ADADP from three initial rates on MNIST"),
         "adadp-thresholds": Entry(
-            "recipes.self_tuning:RECIPES", "ours: ADADP from four initial thresholds on MNIST"
+            "recipes.self_tuning:thresholds", "ours: ADADP from four initial thresholds on MNIST"
         ),
         "adadp-tolerance": Entry(
-            "recipes.self_tuning:RECIPES", "ours: the tolerance of the plan and its multiples"
+            "recipes.self_tuning:tolerance", "ours: the tolerance of the plan and its multiples"
         ),
         "default": Entry(
-            "recipes.self_tuning:RECIPES", "ours: the default, nothing set, against DP-Adam's best rate"
+            "recipes.self_tuning:default", "ours: the default, nothing set, against DP-Adam's best rate"
         ),
         "dp-ftrl-cifar10": Entry(
-            "recipes.dp_ftrl:RECIPES", "DP-FTRL: trees against DP-SGD on CIFAR-10 at true epsilons (table 6)"
+            "recipes.dp_ftrl:cifar", "DP-FTRL: trees against DP-SGD on CIFAR-10 at true epsilons (table 6)"
         ),
         "dp-ftrl-emnist": Entry(
-            "recipes.dp_ftrl:RECIPES", "DP-FTRL: trees against DP-SGD on EMNIST at true epsilons (table 6)"
+            "recipes.dp_ftrl:emnist", "DP-FTRL: trees against DP-SGD on EMNIST at true epsilons (table 6)"
         ),
         "dp-ftrl-epsilons": Entry(
-            "recipes.dp_ftrl_epsilons:RECIPE",
+            "recipes.dp_ftrl_epsilons:epsilons",
             "DP-FTRL: every printed epsilon recomputed, and what the runs really cost (tables 3 to 7)",
         ),
         "dp-ftrl-federated": Entry(
-            "recipes.dp_ftrl_federated:RECIPE",
+            "recipes.dp_ftrl_federated:roles_and_epsilons",
             "DP-FTRL: user-level epsilons, and next words on Shakespeare's roles (tables 3 to 5)",
         ),
         "dp-ftrl-mnist": Entry(
-            "recipes.dp_ftrl:RECIPES", "DP-FTRL: trees against DP-SGD on MNIST at true epsilons (table 6)"
+            "recipes.dp_ftrl:mnist", "DP-FTRL: trees against DP-SGD on MNIST at true epsilons (table 6)"
         ),
         "oso-agnews": Entry(
-            "recipes.oso_grids:RECIPES",
+            "recipes.oso_grids:agnews",
             "OSO: grids of five methods under one budget each, AG News (tables 10 and 13)",
         ),
         "oso-gradients": Entry(
-            "recipes.oso_gradients:RECIPE",
+            "recipes.oso_gradients:gradients",
             "OSO: clipping bias against noise, and what q costs (figures 1 and 2)",
         ),
         "oso-mnist": Entry(
-            "recipes.oso_grids:RECIPES",
+            "recipes.oso_grids:mnist",
             "OSO: grids of five methods under one budget each, MNIST (tables 8 and 11)",
         ),
     },

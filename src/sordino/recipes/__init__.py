@@ -4,4 +4,5 @@ from __future__ import annotations
 
 from sordino.named import RECIPES as RECIPES
 
-LISTED: dict[str, str] = {name: entry.about for name, entry in RECIPES.entries.items()}
+SUMMARIES: dict[str, str] = {name: entry.about for name, entry in RECIPES.entries.items()}
+LISTED = SUMMARIES

@@ -10,16 +10,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import lru_cache
 from itertools import pairwise, product
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from sordino.recipes.frame import Job, Recipe, Report, Result, Run, Table
+from sordino.recipes import show
+from sordino.recipes.frame import Contestant, Report, Result, Run, Study, Table, recipe
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
-
-    from sordino.federated.rounds import Finished
 
 # torch is imported inside functions, so that a list of the recipes is quick.
 
@@ -29,79 +27,62 @@ CLIENTS = (1, 3, 4)  # participants, of a population of 10
 POPULATION = 10
 TYPICAL_STEPS = 50  # five epochs of 450 examples in batches of 45
 
-ALGORITHMS: dict[str, tuple[str, dict[str, Any]]] = {  # label -> name and settings
-    "FedAvg": ("fedavg", {"weighted": False}),
-    "SCAFFOLD/m": ("scaffold-m", {}),
-    "FedDyn": ("feddyn", {}),
-    "AdaBest": ("adabest", {}),
-    "SCAFFOLD": ("scaffold", {}),
-    "FedAvg, weighted": ("fedavg", {}),
-    "FedProx": ("fedprox", {"weighted": False}),
-    "FedAdam": ("fedadam", {"weighted": False}),
-}
+ALGORITHMS = (
+    Contestant("FedAvg", "fedavg", {"weighted": False}),
+    Contestant("SCAFFOLD/m", "scaffold-m"),
+    Contestant("FedDyn", "feddyn"),
+    Contestant("AdaBest", "adabest"),
+    Contestant("SCAFFOLD", "scaffold"),
+    Contestant("FedAvg, weighted", "fedavg"),
+    Contestant("FedProx", "fedprox", {"weighted": False}),
+    Contestant("FedAdam", "fedadam", {"weighted": False}),
+)
 
 
-@dataclass(frozen=True)
-class Cost:
+class Cost(NamedTuple):
     """Additions and multiplications of n-vectors: so many, and so many more for each step or participant."""
 
-    adds: Fraction
-    adds_each: Fraction
-    multiplies: Fraction
-    multiplies_each: Fraction
+    adds: float
+    adds_each: float
+    multiplies: float
+    multiplies_each: float
 
-    @staticmethod
-    def of(adds: float, adds_each: float, multiplies: float, multiplies_each: float) -> Cost:
-        return Cost(*map(Fraction, (adds, adds_each, multiplies, multiplies_each)))
+    def over(self, other: Cost) -> Cost:
+        return Cost(*(mine - theirs for mine, theirs in zip(self, other, strict=True)))
 
-    def __sub__(self, other: Cost) -> Cost:
-        mine, theirs = _parts(self), _parts(other)
-        return Cost(*(a - b for a, b in zip(mine, theirs, strict=True)))
-
-    def at(self, count: int) -> Fraction:
+    def at(self, count: int) -> float:
         """All operations with so many steps or participants."""
         return self.adds + self.multiplies + count * (self.adds_each + self.multiplies_each)
 
     def show(self, letter: str) -> str:
         """As the paper writes it, without the n: s is an addition, m a multiplication, ``letter`` what each is of."""
-        terms = (
-            (self.adds_each, letter + "s"),
-            (self.multiplies_each, letter + "m"),
-            (self.adds, "s"),
-            (self.multiplies, "m"),
-        )
+        named = zip(("s", letter + "s", "m", letter + "m"), self, strict=True)
+        counts = {name: count for name, count in named if count}
         text = ""
-        for count, what in terms:
-            if count:
-                sign = " - " if count < 0 else " + "
-                text += sign + ("" if abs(count) == 1 else str(abs(count))) + what
+        for name in (name for name in (letter + "s", letter + "m", "s", "m") if name in counts):
+            count = counts[name]
+            text += (" - " if count < 0 else " + ") + ("" if abs(count) == 1 else f"{abs(count):g}") + name
         return text.removeprefix(" + ").strip() or "0"
-
-
-def _parts(cost: Cost) -> tuple[Fraction, ...]:
-    return (cost.adds, cost.adds_each, cost.multiplies, cost.multiplies_each)
 
 
 @dataclass(frozen=True)
 class Printed:
-    """A line of the paper's tables, in vectors."""
+    """A line of the paper's tables: what client and server compute, and vectors down, up, kept by each of them."""
 
     client: Cost
     server: Cost
-    down: int
-    up: int
-    on_client: int
-    on_server: int
+    vectors: tuple[int, int, int, int]
 
 
 # Tables 4 and 5, with the text about storage and communication; the gradients themselves, K g, are left out.
 PRINTED = {
-    "FedAvg": Printed(Cost.of(0, 1, 0, 1), Cost.of(0, 1, 0, 0), 1, 1, 0, 0),
-    "SCAFFOLD/m": Printed(Cost.of(2, 3, 2, 1), Cost.of(2, 1, 2, 0), 2, 1, 1, 1),
-    "FedDyn": Printed(Cost.of(1, 4, 1, 2), Cost.of(3, 1, 1, 0), 1, 1, 1, 1),
-    "AdaBest": Printed(Cost.of(1, 2, 1, 1), Cost.of(2, 1, 1, 0), 1, 1, 1, 1),
+    "FedAvg": Printed(Cost(0, 1, 0, 1), Cost(0, 1, 0, 0), (1, 1, 0, 0)),
+    "SCAFFOLD/m": Printed(Cost(2, 3, 2, 1), Cost(2, 1, 2, 0), (2, 1, 1, 1)),
+    "FedDyn": Printed(Cost(1, 4, 1, 2), Cost(3, 1, 1, 0), (1, 1, 1, 1)),
+    "AdaBest": Printed(Cost(1, 2, 1, 1), Cost(2, 1, 1, 0), (1, 1, 1, 1)),
 }
 SCAFFOLD_TRAFFIC = (2, 2)  # the original: down and up
+WHERE = ("down", "up", "on_client", "on_server")
 
 CLAIMS = (
     "AdaBest computes less than SCAFFOLD/m, on clients and on the server",
@@ -116,33 +97,16 @@ CLAIMS = (
 
 # Additions and multiplications for each element of the result. A division is a multiplication; a sum with alpha and a
 # product with value take one more if that is a number other than 1 and -1.
-_ARITHMETIC = {
-    "add": (1, 0),
-    "sub": (1, 0),
-    "rsub": (1, 0),
-    "mul": (0, 1),
-    "div": (0, 1),
-    "reciprocal": (0, 1),
-    "addcmul": (1, 1),
-    "addcdiv": (1, 1),
-    "lerp": (2, 1),
-}
+_COSTS = {(1, 0): "add sub rsub", (0, 1): "mul div reciprocal", (1, 1): "addcmul addcdiv", (2, 1): "lerp"}
+_ARITHMETIC = {name: cost for cost, names in _COSTS.items() for name in names.split()}
 # What moves, compares, changes signs or takes roots: not what the paper counts.
 _MOVES = (
     "_to_copy _unsafe_view alias cat clone copy detach expand index index_put index_select lift_fresh repeat"
 )
 _MAKES = "arange empty empty_like fill full full_like new_empty new_zeros ones_like zero zeros zeros_like"
 _VIEWS = "select slice split squeeze stack t transpose unbind unsqueeze view"
-_OTHER = {
-    *_MOVES.split(),
-    *_MAKES.split(),
-    *_VIEWS.split(),
-    "abs",
-    "neg",
-    "sqrt",
-    "where",
-    "linalg_vector_norm",
-}
+_ROOTS = "abs neg sqrt where linalg_vector_norm"
+_OTHER = set(" ".join((_MOVES, _MAKES, _VIEWS, _ROOTS)).split())
 
 
 @dataclass
@@ -165,17 +129,12 @@ class Count:
             raise RuntimeError(f"what torch's {name} costs is not known here: say so in {__name__}")
 
 
-@lru_cache(maxsize=1)
-def _mode() -> Any:
-    """The class of modes that count; made when torch is there."""
+def counting(count: Count) -> AbstractContextManager[Any]:
+    """Every operation on tensors of real numbers in this context goes into ``count``."""
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode
 
     class Counting(TorchDispatchMode):
-        def __init__(self, count: Count) -> None:
-            super().__init__()  # type: ignore[no-untyped-call]
-            self.count = count
-
         def __torch_dispatch__(
             self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
         ) -> Any:
@@ -184,15 +143,10 @@ def _mode() -> Any:
             if isinstance(result, torch.Tensor) and result.is_floating_point():
                 # sub and add take alpha, addcmul and addcdiv take value.
                 scale = float(options.get("alpha", options.get("value", 1)))
-                self.count.see(func.overloadpacket.__name__, result.numel(), scale)
+                count.see(func.overloadpacket.__name__, result.numel(), scale)
             return result
 
-    return Counting
-
-
-def counting(count: Count) -> AbstractContextManager[Any]:
-    """Every operation on tensors of real numbers in this context goes into ``count``."""
-    mode: AbstractContextManager[Any] = _mode()(count)
+    mode: AbstractContextManager[Any] = Counting()  # type: ignore[no-untyped-call]
     return mode
 
 
@@ -209,7 +163,7 @@ class _Watched(dict[str, Any]):
 
 
 def count_round(
-    *, name: str, settings: Mapping[str, Any], size: int, steps: int, participants: int
+    *, method: str, settings: Mapping[str, Any], size: int, steps: int, participants: int
 ) -> Result:
     """Operations and bytes of the second round: of one client, and of the server.
 
@@ -237,7 +191,7 @@ def count_round(
         of_client.counting = True
         return made_up
 
-    algorithm = algorithm_named(name, settings)
+    algorithm = algorithm_named(method, settings)
     rows = torch.zeros(POPULATION * steps, 1), torch.zeros(POPULATION * steps)
     parts = np.split(np.arange(POPULATION * steps), POPULATION)
     population = Population.of(as_examples(rows), parts)
@@ -258,7 +212,7 @@ def count_round(
         with counting(of_client):
             finished = workplace.finished(chunk, Broadcast(theta, seen, now))
         if finished.failed:
-            raise RuntimeError(f"{name}: {finished.failed}")
+            raise RuntimeError(f"{method}: {finished.failed}")
         with counting(of_server):
             mean, _ = mean_of([finished], algorithm.sent_vectors, size, algorithm.weighted)
             assert mean is not None
@@ -273,29 +227,24 @@ def count_round(
         "client": [of_client.adds / participants, of_client.multiplies / participants],
         "server": [of_server.adds, of_server.multiplies],
         "down": _bytes([theta, *(server[key] for key in seen.asked)], size),
-        "up": _bytes([part[0] for part in _sent(finished)], size),
+        "up": _bytes([part[0] for part in finished.sent.values()], size),
         "on_client": _bytes([part[0] for part in kept.values()], size),
         "on_server": _bytes(list(server.values()), size),
         "asked": sorted(seen.asked),
     }
 
 
-def _sent(finished: Finished) -> list[Any]:
-    return list(finished.sent.values())
-
-
 def _bytes(parts: Sequence[Any], size: int) -> int:
     """Of vectors of the model's size; a few plain numbers beside them do not count."""
     import torch
 
-    return sum(
-        p.numel() * p.element_size() for p in parts if isinstance(p, torch.Tensor) and p.numel() == size
-    )
+    vectors = [part for part in parts if isinstance(part, torch.Tensor) and part.numel() == size]
+    return sum(vector.numel() * vector.element_size() for vector in vectors)
 
 
 def count_algorithm(
     *,
-    name: str,
+    method: str,
     settings: dict[str, Any],
     sizes: Sequence[int],
     steps: Sequence[int],
@@ -306,44 +255,41 @@ def count_algorithm(
 
     torch.set_num_threads(1)
     found = {
-        (n, k, p): count_round(name=name, settings=settings, size=n, steps=k, participants=p)
+        (n, k, p): count_round(method=method, settings=settings, size=n, steps=k, participants=p)
         for n, k, p in product(sizes, steps, participants)
     }
-    client, server = _by_vector(found, "client"), _by_vector(found, "server")
     result: Result = {
-        "client": fitted({(k, p): client[k, p] for k, p in client}, 0),
-        "server": fitted({(k, p): server[k, p] for k, p in server}, 1),
+        "client": fitted(_by_vector(found, "client"), 0),
+        "server": fitted(_by_vector(found, "server"), 1),
         "asked": found[sizes[0], steps[0], participants[0]]["asked"],
         "rounds": len(found),
     }
-    for what in ("down", "up", "on_client", "on_server"):
+    for what in WHERE:
         each = {Fraction(one[what], 4 * n) for (n, _, _), one in found.items()}
         if len(each) != 1:
-            raise RuntimeError(f"{what} of {name} is no fixed number of vectors: {sorted(map(float, each))}")
+            raise RuntimeError(
+                f"{what} of {method} is no fixed number of vectors: {sorted(map(float, each))}"
+            )
         result[what] = float(each.pop())
     return result
 
 
-Counts = dict[
-    tuple[int, int], tuple[Fraction, Fraction]
-]  # (K, P) -> additions and multiplications of vectors
+Counts = Mapping[tuple[int, int], tuple[Fraction, ...]]  # (K, P) -> additions and multiplications of vectors
 
 
 def _by_vector(found: Mapping[tuple[int, int, int], Result], who: str) -> Counts:
     """How counts grow with n, by K and P; at least two sizes, and the same growth between any of them."""
     sizes = sorted({n for n, _, _ in found})
-    grown: Counts = {}
+    grown: dict[tuple[int, int], tuple[Fraction, ...]] = {}
     for _, k, p in found:
-        slopes = set()
-        for small, large in pairwise(sizes):
-            pair = [found[n, k, p][who] for n in (small, large)]
-            slopes.add(
-                tuple((Fraction(b) - Fraction(a)) / (large - small) for a, b in zip(*pair, strict=True))
-            )
+        at = {n: [Fraction(count) for count in found[n, k, p][who]] for n in sizes}
+        slopes = {
+            tuple((b - a) / (large - small) for a, b in zip(at[small], at[large], strict=True))
+            for small, large in pairwise(sizes)
+        }
         if len(slopes) != 1:
             raise RuntimeError(f"the counts of a {who} are not linear in the number of parameters")
-        adds, multiplies = slopes.pop()
-        grown[k, p] = adds, multiplies
+        grown[k, p] = slopes.pop()
     return grown
 
 
@@ -363,94 +309,70 @@ def fitted(counts: Counts, of: int) -> list[float]:
 
 # What was found -------------------------------------------------------------------------------------------------
 
+Costs = Mapping[str, tuple[Cost, Cost]]  # of client and server
 
+
+@recipe("adabest-cost", "the same: it takes seconds")
 def compare(run: Run, quick: bool) -> Report:
-    jobs = [
-        Job(
-            label,
-            count_algorithm,
-            {
-                "name": name,
-                "settings": settings,
-                "sizes": list(SIZES),
-                "steps": list(STEPS),
-                "participants": list(CLIENTS),
-            },
-        )
-        for label, (name, settings) in ALGORITHMS.items()
-    ]
-    found = dict(zip(ALGORITHMS, run(jobs), strict=True))
-    costs = {
-        label: (Cost.of(*result["client"]), Cost.of(*result["server"])) for label, result in found.items()
-    }
+    tried = {"sizes": list(SIZES), "steps": list(STEPS), "participants": list(CLIENTS)}
+    study = Study(count_algorithm, tried)
+    results = run([study.job(who.label, who) for who in ALGORITHMS])
+    found = {who.label: result for who, result in zip(ALGORITHMS, results, strict=True)}
+    costs = {label: (Cost(*result["client"]), Cost(*result["server"])) for label, result in found.items()}
     tables = [
         _claims_table(found, costs),
         _cost_table("client", "K", 0, costs),
         _cost_table("server", "P", 1, costs),
         _memory_table(found),
     ]
-    settings = {"sizes": SIZES, "steps": STEPS, "participants": CLIENTS, "population": POPULATION}
-    return Report(tables, _notes(found), settings=settings)
-
-
-Costs = Mapping[str, tuple[Cost, Cost]]
+    return Report(tables, _notes(found), settings={**tried, "population": POPULATION})
 
 
 def _claims_table(found: Mapping[str, Result], costs: Costs) -> Table:
     rows = []
+    printed = {label: (line.client, line.server) for label, line in PRINTED.items()}
     for claim, rival in zip(CLAIMS[:2], ("SCAFFOLD/m", "FedDyn"), strict=True):
-        cells = []
-        for of, count in ((0, TYPICAL_STEPS), (1, 10)):
-            gap = costs["AdaBest"][of].at(count) - costs[rival][of].at(count)
-            printed = [PRINTED[label] for label in ("AdaBest", rival)]
-            ours, theirs = ((line.client, line.server)[of].at(count) for line in printed)
-            cells.append((gap, ours - theirs))
-        rows.append((claim, _verdict([gap < 0 for gap, _ in cells]), _gaps(cells)))
+        client, server = (
+            [by["AdaBest"][of].at(count) - by[rival][of].at(count) for by in (costs, printed)]
+            for of, count in ((0, TYPICAL_STEPS), (1, 10))
+        )
+        shown = (
+            f"client, K = {TYPICAL_STEPS}: {client[0]:+g} vector operations (the paper's tables: "
+            f"{client[1]:+g}); server: {server[0]:+g} ({server[1]:+g})"
+        )
+        rows.append((claim, show.verdict([client[0] < 0, server[0] < 0]), shown))
     traffic = {label: (r["down"], r["up"]) for label, r in found.items()}
     total = {label: sum(both) / sum(traffic["FedAvg"]) for label, both in traffic.items()}
     same = [traffic[label] == traffic["FedAvg"] for label in ("AdaBest", "FedDyn")]
-    rows.append(
-        (CLAIMS[2], _verdict(same), f"AdaBest {total['AdaBest']:g}, FedDyn {total['FedDyn']:g} times")
-    )
     shares = [total["SCAFFOLD/m"] == 1.5, total["SCAFFOLD"] == 2]
-    rows.append((CLAIMS[3], _verdict(shares), f"{total['SCAFFOLD/m']:g} and {total['SCAFFOLD']:g} times"))
     three = [found[label] for label in ("SCAFFOLD/m", "FedDyn", "AdaBest")]
-    alike = [len({r[where] for r in three}) == 1 for where in ("on_client", "on_server")]
-    shown = ", ".join(f"{r['on_client']:g} and {r['on_server']:g}" for r in three)
-    rows.append((CLAIMS[4], _verdict(alike), f"vectors on a client and on the server: {shown}"))
+    alike = [len({r[where] for r in three}) == 1 for where in WHERE[2:]]
+    kept = ", ".join(f"{r['on_client']:g} and {r['on_server']:g}" for r in three)
+    rows += [
+        (CLAIMS[2], show.verdict(same), f"AdaBest {total['AdaBest']:g}, FedDyn {total['FedDyn']:g} times"),
+        (CLAIMS[3], show.verdict(shares), f"{total['SCAFFOLD/m']:g} and {total['SCAFFOLD']:g} times"),
+        (CLAIMS[4], show.verdict(alike), f"vectors on a client and on the server: {kept}"),
+    ]
     return Table("Does our code support the claims?", ("the paper's claim", "ours", "by how much"), rows)
-
-
-def _verdict(held: Sequence[bool]) -> str:
-    return "yes" if all(held) else "in part" if any(held) else "no"
-
-
-def _gaps(cells: Sequence[tuple[Fraction, Fraction]]) -> str:
-    (client, client_printed), (server, server_printed) = cells
-    return (
-        f"client, K = {TYPICAL_STEPS}: {float(client):+g} vector operations (the paper's tables: "
-        f"{float(client_printed):+g}); server: {float(server):+g} ({float(server_printed):+g})"
-    )
 
 
 def _cost_table(who: str, letter: str, of: int, costs: Costs) -> Table:
     rows = []
+    printed: dict[str, Cost] = {label: getattr(line, who) for label, line in PRINTED.items()}
     for label, both in costs.items():
-        counted = both[of]
-        over = (counted - costs["FedAvg"][of]).show(letter)
-        if label in PRINTED:
-            lines = PRINTED[label], PRINTED["FedAvg"]
-            printed, base = ((line.client, line.server)[of] for line in lines)
-            shown = (printed.show(letter), counted.show(letter), (printed - base).show(letter), over)
-            rows.append((label, *shown, _why(label, who)))
-        else:
-            rows.append((label, "-", counted.show(letter), "-", over, _why(label, who)))
+        ours, over = (cost.show(letter) for cost in (both[of], both[of].over(costs["FedAvg"][of])))
+        theirs, theirs_over, missing = "-", "-", "not in the paper's tables"
+        if label in printed:
+            both_theirs = printed[label], printed[label].over(printed["FedAvg"])
+            theirs, theirs_over, missing = *(cost.show(letter) for cost in both_theirs), ""
+        reason = _REASONS.get((label, who), missing)
+        rows.append(f"{label} | {theirs} | {ours} | {theirs_over} | {over} | {reason}")
     each = "K local steps" if who == "client" else "P participants"
     title = (
         f"Vector operations of the {who} in a round, {each}: s an addition of n numbers, m a multiplication"
     )
-    columns = (who, "paper", "counted", "paper, over FedAvg", "counted, over FedAvg", "why they differ")
-    return Table(title, columns, rows)
+    columns = f"{who} | paper | counted | paper, over FedAvg | counted, over FedAvg | why they differ"
+    return Table.written(title, columns, rows)
 
 
 # One line for each difference, of what is not true of all algorithms alike.
@@ -476,31 +398,17 @@ _REASONS = {
 }
 
 
-def _why(label: str, who: str) -> str:
-    return _REASONS.get((label, who), "not in the paper's tables" if label not in PRINTED else "")
-
-
 def _memory_table(found: Mapping[str, Result]) -> Table:
+    columns = ("down", "up", "kept by a client", "kept by the server")
+    known: dict[str, tuple[Any, ...]] = {label: line.vectors for label, line in PRINTED.items()}
+    known["SCAFFOLD"] = (*SCAFFOLD_TRAFFIC, "-", "-")
     rows = []
     for label, result in found.items():
-        counted = [f"{result[what]:g}" for what in ("down", "up", "on_client", "on_server")]
-        printed = ["-"] * 4
-        if label in PRINTED:
-            line = PRINTED[label]
-            printed = [str(count) for count in (line.down, line.up, line.on_client, line.on_server)]
-        elif label == "SCAFFOLD":
-            printed[:2] = map(str, SCAFFOLD_TRAFFIC)
-        pairs = [f"{ours} ({theirs})" for ours, theirs in zip(counted, printed, strict=True)]
-        rows.append((label, *pairs, ", ".join(result["asked"]) or "nothing"))
-    columns = (
-        "algorithm",
-        "down",
-        "up",
-        "kept by a client",
-        "kept by the server",
-        "clients ask for, besides theta",
-    )
-    return Table("Vectors of 4 n bytes, in brackets the paper's: sent in a round, and kept", columns, rows)
+        pairs = zip(columns, WHERE, known.get(label, "----"), strict=True)
+        cells = {column: f"{result[what]:g} ({printed})" for column, what, printed in pairs}
+        asked = ", ".join(result["asked"]) or "nothing"
+        rows.append({"algorithm": label, **cells, "clients ask for, besides theta": asked})
+    return Table.of("Vectors of 4 n bytes, in brackets the paper's: sent in a round, and kept", rows)
 
 
 def _notes(found: Mapping[str, Result]) -> list[str]:
@@ -522,11 +430,3 @@ def _notes(found: Mapping[str, Result]) -> list[str]:
         "AdaBest's server keeps two vectors here, the mean model, which is the paper's one, and h, for those who look "
         "at it; theta is not counted for any. Server numbers such as the average size are a few bytes and left out.",
     ]
-
-
-RECIPE = Recipe(
-    "adabest-cost",
-    "AdaBest: cost tables checked by counting vector operations and bytes (supplement, tables 4 and 5)",
-    compare,
-    "the same: it takes seconds",
-)

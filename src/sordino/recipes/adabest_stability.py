@@ -1,86 +1,258 @@
-"""AdaBest's stability claims: cloud models that grow, Theorem 1, and all of `adabest_convex`."""
+"""AdaBest's stability claims: noise alone, softmax regression, deep networks that grow, Theorem 1, beta and mu."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from statistics import mean
+from dataclasses import dataclass, replace
+from functools import partial
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sordino.recipes.adabest_convex import (
-    FEDDYN,
-    FULL,
-    QUICK,
-    SCAFFOLD,
-    SOFTMAX,
-    SWEPT,
-    SWEPT_CLIENTS,
-    Contestant,
-    Sizes,
-    adabest,
-    beta_jobs,
-    beta_table,
-    last,
-    mu_jobs,
-    mu_table,
-    scores_of_betas,
-    softmax_jobs,
-    softmax_table,
-    walk_jobs,
-    walk_table,
-)
-from sordino.recipes.adabest_runs import train_federated
-from sordino.recipes.frame import Job, Recipe, Report, Result, Run, Table
+from sordino.recipes import show
+from sordino.recipes.frame import Contestant, Job, Report, Result, Run, Study, Table, recipe, results_of
+from sordino.recipes.trainings import train_federated
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+
+def adabest(beta: float) -> Contestant:
+    return Contestant(f"AdaBest, beta {beta:g}", "adabest", {"beta": beta})
+
+
+FEDAVG, FEDDYN = Contestant("FedAvg", "fedavg"), Contestant("FedDyn", "feddyn")
+SCAFFOLD = Contestant("SCAFFOLD", "scaffold")
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """How long each part runs."""
+
+    walks: tuple[int, ...] = (1000, 10_000)
+    softmax: int = 2000
+    hundred: int = 3000  # rounds of the MLP at 100 clients, one local epoch
+    thousand: int = 3000  # and at 1,000 clients, five local epochs
+    sweep: int = 400
+    betas: tuple[float, ...] = (0.5, 0.8, 0.9, 0.95, 0.98, 1.0)
+    mus: tuple[float, ...] = (0.02, 0.04, 0.08, 0.16)
+    seeds: tuple[int, ...] = (1, 2)
+
+
+FULL = Protocol()
+QUICK = Protocol((1000,), 500, 150, 300, 150, (0.8, 0.95, 1.0), (0.02, 0.16), (1,))
+
+
+def last_five(result: Result, what: str = "accuracy") -> float:
+    return fmean(result[what][-5:])
+
+
+def _norms(result: Result) -> dict[int, float]:
+    return dict(zip(result["rounds"], result["norms"], strict=True))
+
+
+# Noise alone ------------------------------------------------------------------------------------------------------
+
+# Who, |P|, |S|
+WALKS = (
+    (FEDAVG, 5, 1000),
+    (adabest(0.8), 5, 1000),
+    (adabest(0.95), 5, 1000),
+    (adabest(1.0), 5, 1000),
+    (FEDDYN, 5, 1000),
+    (FEDDYN, 10, 100),
+)
+
+
+def walk_variance(algorithm: str, rounds: int, beta: float = 0.0, share: float = 0.0) -> float:
+    """Var(theta) of a coordinate after ``rounds``, whose mean updates are independent of variance 1.
+
+    An update of n rounds ago is in theta 1 + beta + ... + beta^n times under AdaBest, 1 + n |P|/|S| times under
+    FedDyn (n from 1 for that of this round), and once under FedAvg.
+    """
+    age = np.arange(1, rounds + 1, dtype=np.float64)
+    if algorithm == "adabest":
+        times = 1 + age if beta == 1 else (1 - beta ** (age + 1)) / (1 - beta)
+    elif algorithm == "feddyn":
+        times = 1 + share * age
+    else:
+        times = np.ones(rounds)
+    return float((times**2).sum())
+
+
+def walk(
+    *,
+    algorithm: str,
+    settings: dict[str, Any],
+    participants: int,
+    clients: int,
+    rounds: int,
+    width: int,
+) -> Result:
+    """The same by chance: ``width`` coordinates through the server's real update, their variance at the end."""
+    import torch
+
+    from sordino.federated.algorithms import Round, algorithm_named
+    from sordino.steps import Plan
+
+    torch.set_num_threads(1)
+    chosen = algorithm_named(algorithm, {**settings, **({} if algorithm == "fedavg" else {"mu": 0.0})})
+    generator = torch.Generator().manual_seed(10)
+    theta = torch.zeros(width, dtype=torch.float64)
+    server = chosen.start(theta, Plan(width, rounds, rounds, 1, participants, 0.0))
+    now = Round(1, clients, float(participants), 0.1, 1.0)
+    for number in range(1, rounds + 1):
+        update = torch.randn(width, dtype=torch.float64, generator=generator)
+        chosen.server_update(theta, {"update": update}, server, replace(now, number=number))
+    return {"variance": float(theta.square().mean())}  # its mean is 0
+
+
+def _walk_jobs(what: Protocol) -> Iterator[Job]:
+    for rounds in what.walks:
+        study = Study(walk, {"rounds": rounds, "width": max(10_000, 40_000_000 // rounds)}, "algorithm")
+        for who, participants, clients in WALKS:
+            name = f"noise {who.label} {participants}/{clients} rounds={rounds}"
+            yield study.job(name, who, participants=participants, clients=clients)
+
+
+def _walk_table(what: Protocol, results: Sequence[Result]) -> Table:
+    rows = []
+    for job, (who, participants, clients), result in zip(
+        _walk_jobs(what), WALKS * len(what.walks), results, strict=True
+    ):
+        rounds, width = job.settings["rounds"], job.settings["width"]
+        exact = walk_variance(who.method, rounds, who.settings.get("beta", 0.0), participants / clients)
+        dealt = f", {participants} of {clients:,} clients" if who == FEDDYN else ""
+        found, deviation = result["variance"], (2 / width) ** 0.5
+        numbers = f"{exact:,.3f} | {found:,.0f} | {found / exact:.3f} | {deviation:.3f}"
+        rows.append(f"{who.label}{dealt} | {rounds:,} | {numbers}")
+    title = "Mean updates that are noise of variance 1, no client bias: variance of a cloud parameter (E10)"
+    columns = "algorithm | rounds | closed form | through the server's update | ratio | its deviation"
+    return Table.written(title, columns, rows)
+
+
+# Softmax regression -----------------------------------------------------------------------------------------------
+
+MARKS = (50, 200, 500, 1000, 2000)
+# The specification's measurement on another draw of such data, with K = 5: the norm at MARKS.
+_BEFORE = {
+    "FedAvg": "4.0 5.3 5.8 6.0 6.05",
+    "AdaBest, beta 0.8": "6.6 6.7 6.4 6.3 6.3",
+    "AdaBest, beta 0.95": "15.7 7.9 7.2 6.7 6.4",
+    "AdaBest, beta 1": "42 59 120 170 308",
+    "FedDyn": "8.0 19.7 19.4 6.6 20.3",
+}
+SOFTMAX = (FEDAVG, adabest(0.8), adabest(0.95), adabest(1.0), FEDDYN)
+_FEDERATED = Study(train_federated, {"seed": 1}, "algorithm")
+# Two local epochs of 3 batches: 6 local steps.
+_CONVEX = _FEDERATED.but(
+    data="classes", model="linear", partition="dirichlet:0.3", local_epochs=2, batch_size=15
+)
+
+
+def _softmax_jobs(what: Protocol) -> Iterator[Job]:
+    study = _CONVEX.but(clients=100, rows=4500, per_round=5, rounds=what.softmax, evaluations=40, watch=True)
+    yield from (study.job(f"softmax {who.label}", who) for who in SOFTMAX)
+
+
+def _softmax_table(what: Protocol, results: Sequence[Result]) -> Table:
+    marks = [mark for mark in MARKS if mark <= what.softmax]
+    rows = [
+        {
+            "algorithm": who.label,
+            **{f"round {mark}": f"{_norms(result)[mark]:.3g}" for mark in marks},
+            "accuracy, last 5 evaluations, %": show.percent(last_five(result), 1),
+            "measured before, rounds 50 / 200 / 500 / 1,000 / 2,000": _BEFORE[who.label].replace(" ", " / "),
+        }
+        for who, result in zip(SOFTMAX, results, strict=True)
+    ]
+    return Table.of("Softmax regression, 5 of 100 clients: norm of the cloud model", rows)
+
+
+# What beta and mu do ----------------------------------------------------------------------------------------------
+
+SWEPT_CLIENTS = 200
+SWEPT = (1, 10, 100)  # 0.5 %, 5 % and 50 %
+
+
+def _swept(what: Protocol, who: Contestant, per_round: int, seed: int) -> Job:
+    name = f"sweep {who.label} {who.settings} {per_round} of {SWEPT_CLIENTS} seed={seed}"
+    study = _CONVEX.but(clients=SWEPT_CLIENTS, rows=45 * SWEPT_CLIENTS, rounds=what.sweep, evaluations=20)
+    return study.job(name, who, per_round=per_round, chunk=min(per_round, 50), seed=seed)
+
+
+def _beta_jobs(what: Protocol) -> Iterator[Job]:
+    for per_round in SWEPT:
+        for beta in what.betas:
+            yield from (_swept(what, adabest(beta), per_round, seed) for seed in what.seeds)
+
+
+def _mu_jobs(what: Protocol) -> Iterator[Job]:
+    whose = [Contestant("AdaBest", "adabest", {"beta": 0.9, "mu": mu}) for mu in what.mus]
+    whose += [Contestant("FedDyn", "feddyn", {"mu": mu}) for mu in what.mus]
+    yield from (_swept(what, who, per_round, 1) for per_round in SWEPT for who in whose)
+
+
+def scores_of_betas(what: Protocol, results: Sequence[Result]) -> dict[int, dict[float, float]]:
+    """Accuracy at every beta, by participants; a mean over seeds."""
+    found = iter(results)
+    return {
+        per_round: {beta: fmean(last_five(next(found)) for _ in what.seeds) for beta in what.betas}
+        for per_round in SWEPT
+    }
+
+
+def _taking_part(per_round: int) -> str:
+    return show.share(per_round / SWEPT_CLIENTS)
+
+
+def _beta_table(scores: dict[int, dict[float, float]]) -> Table:
+    rows = [
+        {
+            "participation": _taking_part(per_round),
+            **{f"beta {beta:g}": show.percent(score, 1) for beta, score in of_beta.items()},
+            "best": f"{show.best(of_beta):g}",
+        }
+        for per_round, of_beta in scores.items()
+    ]
+    title = f"Softmax regression, {SWEPT_CLIENTS} clients: AdaBest's accuracy (%) by participation and beta"
+    return Table.of(title, rows)
+
+
+def _mu_table(what: Protocol, results: Sequence[Result]) -> Table:
+    found = iter(results)
+    rows = [
+        {
+            "participation": _taking_part(per_round),
+            "algorithm": label,
+            **{
+                f"mu {mu:g}": f"{show.percent(last_five(result), 1)} ({result['norms'][-1]:.3g})"
+                for mu, result in zip(what.mus, found, strict=False)
+            },
+        }
+        for per_round in SWEPT
+        for label in ("AdaBest, beta 0.9", "FedDyn")
+    ]
+    title = f"Softmax regression, {SWEPT_CLIENTS} clients: accuracy (%) by participation and mu, in brackets the norm"
+    return Table.of(f"{title} at the end", rows)
+
+
 # The MLP over many rounds -----------------------------------------------------------------------------------------
 
-
-def _federations(sizes: Sizes) -> list[tuple[str, dict[str, Any], tuple[Contestant, ...]]]:
-    common = {"data": "mnist", "model": "mlp:100,100", "seed": 1, "watch": True}
-    return [
-        (
-            "10 of 100, IID",
-            {
-                **common,
-                "rows": 22_000,  # 200 a client: fewer local steps, so that there can be more rounds
-                "clients": 100,
-                "holdout": 10,
-                "per_round": 10,
-                "local_epochs": 1,
-                "rounds": sizes.hundred,
-                "evaluations": 30,
-            },
-            (FEDDYN, adabest(0.95)),
-        ),
-        (
-            "5 of 1,000, Dirichlet 0.3",
-            {
-                **common,
-                "rows": 48_000,
-                "clients": 1000,
-                "holdout": 100,
-                "per_round": 5,
-                "partition": "dirichlet:0.3",
-                "rounds": sizes.thousand,
-                "evaluations": 30,
-            },
-            (FEDDYN, SCAFFOLD, adabest(0.9)),
-        ),
-    ]
+_HUNDRED, _THOUSAND = "10 of 100, IID", "5 of 1,000, Dirichlet 0.3"
 
 
-def _mlp_jobs(sizes: Sizes) -> Iterator[Job]:
-    for federation, settings, contestants in _federations(sizes):
-        for label, algorithm, own in contestants:
-            yield Job(
-                f"MLP {federation} {label}",
-                train_federated,
-                {**settings, "algorithm": algorithm, "settings": own},
-            )
+def _mlp_jobs(what: Protocol) -> Iterator[Job]:
+    study = _FEDERATED.but(data="mnist", model="mlp:100,100", watch=True, evaluations=30)
+    # 200 rows a client: fewer local steps, so that there can be more rounds
+    hundred = study.but(
+        rows=22_000, clients=100, holdout=10, per_round=10, local_epochs=1, rounds=what.hundred
+    )
+    thousand = study.but(rows=48_000, clients=1000, holdout=100, per_round=5, rounds=what.thousand)
+    thousand = thousand.but(partition="dirichlet:0.3")
+    yield from (hundred.job(f"MLP {_HUNDRED} {who.label}", who) for who in (FEDDYN, adabest(0.95)))
+    yield from (thousand.job(f"MLP {_THOUSAND} {who.label}", who) for who in (FEDDYN, SCAFFOLD, adabest(0.9)))
 
 
 def rank_correlation(first: Sequence[float], second: Sequence[float]) -> float:
@@ -91,7 +263,7 @@ def rank_correlation(first: Sequence[float], second: Sequence[float]) -> float:
 
 def _half(result: Result) -> tuple[list[float], list[float]]:
     """Norm and test accuracy at the evaluations of the second half."""
-    norms = dict(zip(result["rounds"], result["norms"], strict=True))
+    norms = _norms(result)
     pairs = [
         (norms[r], a)
         for r, a in zip(result["measured"], result["accuracy"], strict=True)
@@ -100,112 +272,65 @@ def _half(result: Result) -> tuple[list[float], list[float]]:
     return [n for n, _ in pairs], [a for _, a in pairs]
 
 
-def _mlp_table(sizes: Sizes, results: Sequence[Result]) -> Table:
-    rows, found = [], iter(results)
-    for federation, settings, contestants in _federations(sizes):
-        for label, _, _ in contestants:
-            result = next(found)
-            best = max(result["accuracy"])
-            rows.append(
-                (
-                    federation,
-                    label,
-                    f"{settings['rounds']:,}",
-                    f"{result['norms'][0]:.3g}",
-                    f"{result['norms'][len(result['norms']) // 2]:.3g}",
-                    f"{result['norms'][-1]:.3g}",
-                    f"{100 * best:.2f}",
-                    f"{100 * last(result):.2f}",
-                    f"{100 * mean(result['participants'][-5:]):.2f}",
-                    f"{rank_correlation(*_half(result)):+.2f}",
-                )
-            )
-    return Table(
-        "MLP 784-100-100-10 on MNIST: norm of the cloud model, and accuracy (%) on test rows and on participants' rows",
-        (
-            "clients",
-            "algorithm",
-            "rounds",
-            "norm, round 1",
-            "halfway",
-            "at the end",
-            "best test",
-            "test, last 5",
-            "participants, last 5",
-            "rank correlation of norm and test, second half",
-        ),
-        rows,
-    )
-
-
-# Theorem 1 --------------------------------------------------------------------------------------------------------
-
-
-def _condition_table(results: Sequence[tuple[str, Result]]) -> Table:
+def _mlp_table(found: dict[str, Result]) -> Table:
     rows = []
-    for label, result in results:
-        found = result["correction"]
-        count = found["rounds"]
-        rows.append(
-            (
-                label,
-                f"{count:,}",
-                f"{100 * found['grew'] / count:.1f}",
-                f"{100 * found['foretold'] / count:.1f}",
-                f"{100 * found['agreed'] / count:.2f}",
-                f"{found['cosine']:+.3f}",
-            )
-        )
-    return Table(
-        "FedDyn's h against Theorem 1: it does not grow where cos(h, update) <= -|P|/(2|S|) |update|/|h|",
-        (
-            "federation",
-            "rounds",
-            "h grew in, %",
-            "the condition says, %",
-            "they agree in, %",
-            "mean cosine",
-        ),
-        rows,
+    for name, result in found.items():
+        federation = _HUNDRED if name.startswith(_HUNDRED) else _THOUSAND
+        of = result["norms"]
+        norms = f"{of[0]:.3g} | {of[len(of) // 2]:.3g} | {of[-1]:.3g}"
+        scores = (max(result["accuracy"]), last_five(result), last_five(result, "participants"))
+        tested = f"{' | '.join(map(show.percent, scores))} | {rank_correlation(*_half(result)):+.2f}"
+        label = name.removeprefix(federation).strip()
+        rows.append(f"{federation} | {label} | {result['rounds'][-1]:,} | {norms} | {tested}")
+    title = "MLP 784-100-100-10 on MNIST: norm of the cloud model, and accuracy (%) on test rows and on"
+    columns = (
+        "clients | algorithm | rounds | norm, round 1 | halfway | at the end | best test | test, last 5 | "
+        "participants, last 5 | rank correlation of norm and test, second half"
     )
+    return Table.written(f"{title} participants' rows", columns, rows)
+
+
+def _condition_table(results: dict[str, Result]) -> Table:
+    """Theorem 1."""
+    rows = []
+    for label, result in results.items():
+        found = result["correction"]
+        grew, foretold, agreed = (100 * found[n] / found["rounds"] for n in ("grew", "foretold", "agreed"))
+        shares = f"{grew:.1f} | {foretold:.1f} | {agreed:.2f}"
+        rows.append(f"{label} | {found['rounds']:,} | {shares} | {found['cosine']:+.3f}")
+    title = "FedDyn's h against Theorem 1: it does not grow where cos(h, update) <= -|P|/(2|S|) |update|/|h|"
+    columns = "federation | rounds | h grew in, % | the condition says, % | they agree in, % | mean cosine"
+    return Table.written(title, columns, rows)
 
 
 # All of it --------------------------------------------------------------------------------------------------------
 
 
-def _stability(run: Run, quick: bool) -> Report:
-    sizes = QUICK if quick else FULL
-    # All at once, the longest first: no worker waits for another part to end.
-    parts = [list(part(sizes)) for part in (_mlp_jobs, softmax_jobs, beta_jobs, mu_jobs, walk_jobs)]
-    found = iter(run([job for part in parts for job in part]))
-    mlp, softmax, beta, mu, walks = ([next(found) for _ in part] for part in parts)
-    scores = scores_of_betas(sizes, beta)
-    dynamic = [
-        ("softmax regression, 5 of 100", softmax[-1]),
-        *(
-            (job.name.removesuffix(" FedDyn"), r)
-            for job, r in zip(parts[0], mlp, strict=True)
-            if job.settings["algorithm"] == "feddyn"
-        ),
+@recipe("adabest-stability", "a tenth to a quarter of the rounds, fewer betas and mus")
+def stability(run: Run, quick: bool) -> Report:
+    what = QUICK if quick else FULL
+    # The longest first.
+    parts = {part: list(part(what)) for part in (_mlp_jobs, _softmax_jobs, _beta_jobs, _mu_jobs, _walk_jobs)}
+    mlp, softmax, beta, mu, walks = results_of(run, parts).values()
+    scores = scores_of_betas(what, beta)
+    grown = {job.name.removeprefix("MLP "): r for job, r in zip(parts[_mlp_jobs], mlp, strict=True)}
+    dynamic = {
+        f"MLP {name.removesuffix(' FedDyn')}": r for name, r in grown.items() if name.endswith(" FedDyn")
+    }
+    tables = [
+        _walk_table(what, walks),
+        _softmax_table(what, softmax),
+        _mlp_table(grown),
+        _condition_table({"softmax regression, 5 of 100": softmax[-1], **dynamic}),
+        _beta_table(scores),
+        _mu_table(what, mu),
     ]
-    names = [job.name.removeprefix("MLP ") for job in parts[0]]
-    return Report(
-        [
-            walk_table(parts[4], walks),
-            softmax_table(sizes, softmax),
-            _mlp_table(sizes, mlp),
-            _condition_table(dynamic),
-            beta_table(sizes, scores),
-            mu_table(sizes, mu),
-        ],
-        notes_of(sizes, scores),
-        lambda figure: _draw(figure, softmax, dict(zip(names, mlp, strict=True))),
-        size=(11.0, 6.5),
-    )
+    draw = partial(_draw, softmax=softmax, mlp=grown)
+    return Report(tables, notes_of(what, scores), draw, size=(11.0, 6.5))
 
 
-def notes_of(sizes: Sizes, scores: dict[int, dict[float, float]]) -> list[str]:
-    best = [max(of, key=lambda beta: of[beta]) for of in scores.values()]
+def notes_of(what: Protocol, scores: dict[int, dict[float, float]]) -> list[str]:
+    best = [show.best(of) for of in scores.values()]
     rises = best == sorted(best) and best[0] < best[-1]
     return [
         "the paper has figures and no numbers here. It claims: FedDyn's cloud model grows without end and its accuracy "
@@ -214,51 +339,32 @@ def notes_of(sizes: Sizes, scores: dict[int, dict[float, float]]) -> list[str]:
         "[0.95, 1] at larger ones (figure 7)",
         "softmax regression: 20 features, 10 classes, 45 rows a client, made up anew; 2 local epochs of 3 batches of "
         "15, so 6 local steps where the measurement before had 5; rate 0.1 x 0.998 a round, Dirichlet 0.3",
-        f"MLP: MNIST for EMNIST-L (figure 4: {sizes.hundred:,} rounds of one local epoch, 200 rows a client) and for "
-        f"CIFAR-100 (figures 1 and 5: {sizes.thousand:,} rounds of five, 44 rows a client); 10 and 100 further clients "
+        f"MLP: MNIST for EMNIST-L (figure 4: {what.hundred:,} rounds of one local epoch, 200 rows a client) and for "
+        f"CIFAR-100 (figures 1 and 5: {what.thousand:,} rounds of five, 44 rows a client); 10 and 100 further clients "
         "are held out as in the paper. Participants' accuracy is that of the new cloud model on their rows. SCAFFOLD "
         "is the original",
         "the best beta "
         + ("rises" if rises else "does not rise")
         + " with participation here: "
-        + ", ".join(f"{b:g} at {100 * p / SWEPT_CLIENTS:g} %" for p, b in zip(SWEPT, best, strict=True))
-        + f" ({sizes.sweep} rounds, {len(sizes.seeds)} seed"
-        + "s" * (len(sizes.seeds) > 1)
-        + ", test rows)",
+        + ", ".join(f"{b:g} at {_taking_part(p)}" for p, b in zip(SWEPT, best, strict=True))
+        + f" ({what.sweep} rounds, {show.several(len(what.seeds), 'seed')}, test rows)",
         "one seed, 1, where nothing else is said; mu is 0.02 unless swept",
     ]
 
 
 def _draw(figure: Figure, softmax: Sequence[Result], mlp: dict[str, Result]) -> None:
     panels = figure.subplots(2, 3, sharex="col")
-    (above, below), *pairs = panels.T
-    for (label, _, _), result in zip(SOFTMAX, softmax, strict=True):
-        above.plot(result["rounds"], result["norms"], label=label)
-        below.plot(result["measured"], [100 * a for a in result["accuracy"]])
-    above.set_title("softmax regression, 5 of 100")
-    for (above_, below_), start in zip(pairs, ("10 of 100, IID", "5 of 1,000, Dirichlet 0.3"), strict=True):
-        for name, result in mlp.items():
-            if not name.startswith(start):
+    named = {f"softmax regression, 5 of 100{who.label}": r for who, r in zip(SOFTMAX, softmax, strict=True)}
+    found = named | {f"MLP, {name}": result for name, result in mlp.items()}
+    titles = ("softmax regression, 5 of 100", f"MLP, {_HUNDRED}", f"MLP, {_THOUSAND}")
+    for (above, below), title in zip(panels.T, titles, strict=True):
+        for name, result in found.items():
+            if not name.startswith(title):
                 continue
-            line = above_.plot(result["rounds"], result["norms"], label=name.removeprefix(start).strip())[0]
-            below_.plot(result["measured"], [100 * a for a in result["accuracy"]], color=line.get_color())
-            below_.plot(
-                result["measured"], [100 * a for a in result["participants"]], "--", color=line.get_color()
-            )
-        above_.set_title(f"MLP, {start}")
-    for top, bottom in panels.T:
-        top.set_yscale("log")
-        top.set_ylabel("norm of the cloud model")
-        top.legend(fontsize=7)
-        bottom.set_xlabel("round")
-        bottom.set_ylabel("accuracy, % (dashed: participants)")
-
-
-RECIPES = {
-    "adabest-stability": Recipe(
-        "adabest-stability",
-        "AdaBest: growing cloud models, Theorem 1, beta and mu (figures 1 and 4 to 7)",
-        _stability,
-        "a tenth to a quarter of the rounds, fewer betas and mus",
-    )
-}
+            (line,) = above.plot(result["rounds"], result["norms"], label=name.removeprefix(title).strip())
+            for what, style in (("accuracy", "-"), ("participants", "--")):
+                if what == "accuracy" or title.startswith("MLP"):
+                    scores = show.percents(result[what])
+                    below.plot(result["measured"], scores, style, color=line.get_color())
+        show.dressed(above, title, yscale="log", ylabel="norm of the cloud model", legend=7)
+        show.dressed(below, xlabel="round", ylabel="accuracy, % (dashed: participants)")

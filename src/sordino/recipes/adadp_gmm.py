@@ -11,6 +11,8 @@ in them: they are a public loss, divided by N, in closed form.
 from __future__ import annotations
 
 import math
+from functools import partial
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,10 +20,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from sordino.methods import method_named
 from sordino.privacy import show_epsilon
-from sordino.recipes.frame import Job, Recipe, Report, Result, Run, Table
-from sordino.training import train
+from sordino.recipes import show
+from sordino.recipes.frame import Contestant, Report, Result, Run, Study, Table, recipe, results_of
+from sordino.recipes.trainings import central
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -36,10 +38,8 @@ _PLACES = slice(COMPONENTS - 1, UNKNOWNS - COMPONENTS)  # of the centres
 _SCALES = slice(UNKNOWNS - COMPONENTS, UNKNOWNS)
 DRAWS = 4
 PRIOR_SHAPE, PRIOR_SCALE = 10.0, 0.1  # of the variances, inverse gamma
-BATCH = 6
-BATCHES = 1000
-SIGMA = 1.2
-DELTA = 1e-6
+BATCH, BATCHES = 6, 1000
+SIGMA, DELTA = 1.2, 1e-6
 TRUE_LOG_LIKELIHOOD = {"train": -3.675960, "test": -3.675666}  # mean, under the true parameters
 STARTS = {
     "zeros": "all 38 parameters 0, as in DPVI",
@@ -53,18 +53,15 @@ STARTS = {
 def mixture_points() -> tuple[Tensor, Tensor]:
     """Training and test points, the same as DPVI's: [2000, 2] and [100, 2]."""
     random = np.random.RandomState(123)
-    train_points, test_points = (
-        torch.tensor(_points(random, count), dtype=torch.float32) for count in (POINTS, TEST_POINTS)
-    )
-    return train_points, test_points
+    return _points(random, POINTS), _points(random, TEST_POINTS)
 
 
-def _points(random: np.random.RandomState, count: int) -> np.ndarray[Any, Any]:
+def _points(random: np.random.RandomState, count: int) -> Tensor:
     # The order of the draws makes the data: who belongs where one by one, then every component for everybody.
     shares = np.full(COMPONENTS, 1 / COMPONENTS)
     member = np.stack([random.multinomial(1, shares) for _ in range(count)])
     drawn = [random.multivariate_normal(c, VARIANCE * np.eye(2), size=count) for c in CENTRES]
-    return np.asarray(np.einsum("nk,knd->nd", member, np.stack(drawn)))
+    return torch.tensor(np.einsum("nk,knd->nd", member, np.stack(drawn)), dtype=torch.float32)
 
 
 # The model ----------------------------------------------------------------------------------------------
@@ -106,10 +103,8 @@ class MixtureApproximation(nn.Module):
 
     def forward(self, points: Tensor) -> Tensor:
         # Draws of its own for each point: nothing is shared over the batch, as the gate wants it.
-        if self.training:
-            noise = torch.randn(len(points), DRAWS, UNKNOWNS, device=points.device)
-        else:
-            noise = torch.zeros(len(points), 1, UNKNOWNS, device=points.device)
+        make, draws = (torch.randn, DRAWS) if self.training else (torch.zeros, 1)
+        noise = make(len(points), draws, UNKNOWNS, device=points.device)
         unknowns = noise * self.log_std.exp() + self.mean
         return -log_likelihood(unknowns, points.unsqueeze(1)).mean(1)
 
@@ -146,47 +141,32 @@ def each_loss(output: Tensor, target: Tensor) -> Tensor:
 # Trainings ----------------------------------------------------------------------------------------------
 
 
-def train_mixture(
-    *,
-    method: str,
-    settings: dict[str, Any],
-    seed: int,
-    start: str = "zeros",
-    sigma: float = SIGMA,
-    batches: int = BATCHES,
-    evaluations: int = 20,
-    accountant: str = "auto",
-) -> Result:
+def train_mixture(*, seed: int, start: str = "zeros", batches: int = BATCHES, **how: Any) -> Result:
     """One seeded run; log-likelihoods are means over the test points, at the means of the approximation."""
     points, test_points = mixture_points()
-    run = train(
+    result = central(
         MixtureApproximation(start, seed),
         each_loss,
         (points, torch.zeros(len(points))),
-        method=method_named(method, settings),
+        (test_points, torch.zeros(len(test_points))),
+        data="mixture",
         epochs=batches / (len(points) // BATCH),
         batch_size=BATCH,
-        noise_multiplier=sigma,
         delta=DELTA,
-        test=(test_points, torch.zeros(len(test_points))),
-        evaluations=evaluations,
         public_loss=public_loss,
         seed=seed,
-        accountant=accountant,
-        progress=False,
-        data_name="mixture",
+        **{"evaluations": 20, "noise_multiplier": SIGMA, **how},
     )
-    lines = [line for line in run.history if "test_loss" in line]
+    lines = [line for line in result["history"] if "test_loss" in line]
+    history = [
+        {"epoch": line["epoch"], "rate": line["rate"], "log_likelihood": _finite(-line["test_loss"])}
+        for line in lines
+    ]
     return {
-        "log_likelihood": _finite(-run.metrics["test_loss"]),
-        "epsilon": run.summary["epsilon"],
-        "steps": run.summary["steps"],
-        "seconds": run.summary["seconds"],
+        **{name: result[name] for name in ("epsilon", "steps", "seconds")},
+        "log_likelihood": _finite(-result["test_loss"]),
         "tolerance": lines[-1].get("tolerance"),
-        "history": [
-            {"epoch": line["epoch"], "rate": line["rate"], "log_likelihood": _finite(-line["test_loss"])}
-            for line in lines
-        ],
+        "history": history,
     }
 
 
@@ -197,84 +177,66 @@ def _finite(value: float) -> float | None:
 
 # The comparison -----------------------------------------------------------------------------------------
 
-
-def compare(run: Run, quick: bool) -> Report:
-    """ADADP at several tolerances against DP-SGD at several fixed rates, from both starts."""
-    seeds = range(3 if quick else 10)
-    contestants = _contestants(quick)
-    jobs = {
-        (start, name): [_job(start, name, method, settings, sigma, seed) for seed in seeds]
-        for start in STARTS
-        for name, (method, settings, sigma) in contestants.items()
-        if not (quick and start == "zeros" and name not in _QUICK_FROM_ZEROS)
-    }
-    found = iter(run([job for group in jobs.values() for job in group]))
-    results = {key: [next(found) for _ in group] for key, group in jobs.items()}
-    epsilon = max(
-        float(r["epsilon"]) for (_, name), rs in results.items() if name != _WITHOUT_NOISE for r in rs
-    )
-    return Report(
-        [_table(start, results, len(seeds)) for start in STARTS],
-        _notes(results, epsilon, quick),
-        lambda figure: _draw(figure, results, epsilon),
-        (12.0, 4.4),
-        {
-            "points": POINTS,
-            "batch_size": BATCH,
-            "batches": BATCHES,
-            "sigma": SIGMA,
-            "delta": DELTA,
-            "draws": DRAWS,
-        },
-    )
-
-
 _RULE = "ADADP, tolerance from the plan"
 _WITHOUT_NOISE = "SGD, rate 0.1, clipped, no noise"
 _QUICK_FROM_ZEROS = (_RULE, "ADADP, tolerance 0.1", "DP-SGD, rate 0.1", _WITHOUT_NOISE)
+Results = dict[tuple[str, str], list[Result]]  # by start and contestant, one for each seed
 
 
-def _contestants(quick: bool) -> dict[str, tuple[str, dict[str, Any], float]]:
-    """Name -> (method, settings, noise multiplier). The threshold is 1 for all of them, as in DPVI."""
+def _contestants(quick: bool) -> list[Contestant]:
+    """The threshold is 1 for all of them, as in DPVI."""
     tolerances = (0.01, 0.1) if quick else (0.01, 0.03, 0.1, 0.3)
     rates = (0.01, 0.03, 0.1, 0.3) if quick else (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
-    fixed = {"threshold": 1.0, "target_quantile": None}
-    return {
-        _RULE: ("adadp", {**fixed, "tol": None}, SIGMA),
-        **{f"ADADP, tolerance {tol:g}": ("adadp", {**fixed, "tol": tol}, SIGMA) for tol in tolerances},
-        **{
-            f"DP-SGD, rate {rate:g}": ("dp-sgd", {"threshold": 1.0, "learning_rate": rate}, SIGMA)
-            for rate in rates
-        },
-        _WITHOUT_NOISE: ("dp-sgd", {"threshold": 1.0, "learning_rate": 0.1}, 0.0),
-    }
+
+    def adadp(label: str, tol: float | None) -> Contestant:
+        return Contestant(label, "adadp", {"threshold": 1.0, "target_quantile": None, "tol": tol})
+
+    def sgd(label: str, rate: float) -> Contestant:
+        return Contestant(label, "dp-sgd", {"threshold": 1.0, "learning_rate": rate})
+
+    ours = [adadp(_RULE, None), *(adadp(f"ADADP, tolerance {tol:g}", tol) for tol in tolerances)]
+    return [*ours, *(sgd(f"DP-SGD, rate {rate:g}", rate) for rate in rates), sgd(_WITHOUT_NOISE, 0.1)]
 
 
-def _job(start: str, name: str, method: str, settings: dict[str, Any], sigma: float, seed: int) -> Job:
-    what = {"method": method, "settings": settings, "seed": seed, "start": start, "sigma": sigma}
-    return Job(f"{name}, {start}, seed {seed}", train_mixture, what)
-
-
-Results = dict[tuple[str, str], list[Result]]
+@recipe("adadp-gmm", "3 seeds instead of 10 and fewer tolerances and rates")
+def compare(run: Run, quick: bool) -> Report:
+    """ADADP at several tolerances against DP-SGD at several fixed rates, from both starts."""
+    seeds = range(3 if quick else 10)
+    jobs = {}
+    for start in STARTS:
+        for who in _contestants(quick):
+            noise = 0.0 if who.label == _WITHOUT_NOISE else SIGMA
+            study = Study(train_mixture, {"start": start, "noise_multiplier": noise})
+            if not (quick and start == "zeros" and who.label not in _QUICK_FROM_ZEROS):
+                name = f"{who.label}, {start}"
+                jobs[start, who.label] = [study.job(f"{name}, seed {seed}", who, seed=seed) for seed in seeds]
+    results = results_of(run, jobs)
+    private = [result for (_, name), runs in results.items() if name != _WITHOUT_NOISE for result in runs]
+    epsilon = max(float(result["epsilon"]) for result in private)
+    settings = {"points": POINTS, "batch_size": BATCH, "batches": BATCHES, "sigma": SIGMA, "delta": DELTA}
+    return Report(
+        [_table(start, results, len(seeds)) for start in STARTS],
+        _notes(results, epsilon, quick),
+        partial(_draw, results=results, epsilon=epsilon),
+        (12.0, 4.4),
+        {**settings, "draws": DRAWS},
+    )
 
 
 def _table(start: str, results: Results, seeds: int) -> Table:
     rows = []
-    for (from_where, name), runs in results.items():
-        if from_where != start:
-            continue
+    for name, runs in ((name, runs) for (where, name), runs in results.items() if where == start):
         values = _values(runs)
         spread = f"{min(values):.3f} to {max(values):.3f}" if values else ""
+        lost = len(runs) - len(values)
         rates = [run["history"][-1]["rate"] for run in runs]
-        tolerance = runs[0]["tolerance"]
+        planned = name == _RULE and runs[0]["tolerance"] is not None
         rows.append(
             (
-                name if tolerance is None or name != _RULE else f"{name} ({tolerance:.3g})",
-                f"{np.mean(values):.3f}" if values else "",
-                spread
-                if len(values) == len(runs)
-                else f"{spread} ({len(runs) - len(values)} diverged)".strip(),
-                f"{np.mean(rates):.3g}",
+                f"{name} ({runs[0]['tolerance']:.3g})" if planned else name,
+                f"{fmean(values):.3f}" if values else "",
+                f"{spread} ({lost} diverged)".strip() if lost else spread,
+                f"{fmean(rates):.3g}",
             )
         )
     rows.append(("true parameters", f"{TRUE_LOG_LIKELIHOOD['test']:.3f}", "", ""))
@@ -287,7 +249,19 @@ def _values(runs: list[Result]) -> list[float]:
 
 
 def _notes(results: Results, epsilon: float, quick: bool) -> list[str]:
-    notes = [
+    means = {
+        name: fmean(v) for (start, name), r in results.items() if start == "scattered" and (v := _values(r))
+    }
+    fixed = {name: value for name, value in means.items() if name.startswith("DP-SGD")}
+    reached = ""
+    if _RULE in means and fixed:
+        better = sum(means[_RULE] > value for value in fixed.values())
+        best = max(fixed, key=lambda name: fixed[name])
+        reached = (
+            f"From the scattered start ADADP with the tolerance of the plan reaches {means[_RULE]:.3f}, more than "
+            f"{better} of the {len(fixed)} fixed rates; the best of them ({best}) reaches {fixed[best]:.3f}."
+        )
+    return show.said(
         "The settings of ADADP's own experiment are not known: these follow DPVI, with ADADP's noise multiplier "
         f"{SIGMA:g} and delta {DELTA:g}; other than there, noise is C sigma and not 2 C sigma (zero-out, not "
         "substitution), batches are Poisson samples, and each point has Monte-Carlo draws of its own. "
@@ -298,67 +272,31 @@ def _notes(results: Results, epsilon: float, quick: bool) -> list[str]:
         "tolerances on the test points is not part of that epsilon.",
         "From zeros all components start alike, and what breaks the tie is noise: in so few batches most runs rest "
         "where all five are one broad Gaussian. The scattered start is drawn without a look at the data.",
-    ]
-    scattered = {
-        name: np.mean(v) for (start, name), r in results.items() if start == "scattered" and (v := _values(r))
-    }
-    fixed = {name: value for name, value in scattered.items() if name.startswith("DP-SGD")}
-    if _RULE in scattered and fixed:
-        better = sum(scattered[_RULE] > value for value in fixed.values())
-        best = max(fixed, key=lambda name: fixed[name])
-        notes.append(
-            f"From the scattered start ADADP with the tolerance of the plan reaches {scattered[_RULE]:.3f}, more than "
-            f"{better} of the {len(fixed)} fixed rates; the best of them ({best}) reaches {fixed[best]:.3f}."
-        )
-    if quick:
-        notes.append(
-            "Cut by --quick: 3 seeds instead of 10, fewer tolerances and rates, and from zeros only four methods. "
-            "The spread over three seeds is as large as most differences between the methods."
-        )
-    return notes
+        reached,
+        quick
+        and "Cut by --quick: 3 seeds instead of 10, fewer tolerances and rates, and from zeros only four methods. "
+        "The spread over three seeds is as large as most differences between the methods.",
+    )
 
 
 def _draw(figure: Figure, results: Results, epsilon: float) -> None:
     panels = figure.subplots(1, len(STARTS), sharey=True)
-    names = [name for start, name in results if start == "scattered"]
-    colours = {
-        **_shades("Reds", [name for name in names if name.startswith("ADADP")]),
-        **_shades("Blues", [name for name in names if name.startswith("DP-SGD")]),
-        _WITHOUT_NOISE: "grey",
-    }
+    colours: dict[str, Any] = {_WITHOUT_NOISE: "grey"}
+    for kind, palette in (("ADADP", "Reds"), ("DP-SGD", "Blues")):
+        names = [name for start, name in results if start == "scattered" and name.startswith(kind)]
+        colours.update(zip(names, show.shades(palette, len(names), 0.9, 0.4), strict=True))
     for axes, (start, what) in zip(panels, STARTS.items(), strict=True):
-        shown = {name: runs for (where, name), runs in results.items() if where == start}
-        for name, runs in shown.items():
+        for name, runs in ((name, runs) for (where, name), runs in results.items() if where == start):
             style = "-" if name.startswith("ADADP") else "--"
             lines = list(zip(*(run["history"] for run in runs), strict=True))
-            epochs = [line[0]["epoch"] for line in lines]
             values = [[one["log_likelihood"] for one in line] for line in lines]
-            means = [math.nan if None in at_once else float(np.mean(at_once)) for at_once in values]
+            means = [math.nan if None in at_once else fmean(at_once) for at_once in values]
+            epochs = [line[0]["epoch"] for line in lines]
             axes.plot(epochs, means, style, color=colours[name], label=name, linewidth=1.6)
         axes.axhline(TRUE_LOG_LIKELIHOOD["test"], color="black", linestyle=":", label="true parameters")
-        axes.set(xlabel="epoch", title=f"start: {what}", ylim=(-5.0, -3.6))
-        axes.title.set_fontsize(9)
-        axes.grid(alpha=0.3)
-        axes.spines[["top", "right"]].set_visible(False)
+        show.dressed(axes, f"start: {what}", 9, grid=True, open_frame=True, xlabel="epoch", ylim=(-5.0, -3.6))
     handles, labels = panels[-1].get_legend_handles_labels()  # this one has them all
     figure.legend(handles, labels, fontsize=7, loc="outside right upper")
     panels[0].set_ylabel("test log-likelihood per point")
-    figure.suptitle(
-        f"Gaussian mixture, DPVI-style: epsilon {show_epsilon(epsilon, 2)} at the end, delta {DELTA:g} (seeded runs)",
-        fontsize=10,
-    )
-
-
-def _shades(palette: str, names: list[str]) -> dict[str, Any]:
-    from matplotlib import colormaps
-
-    return dict(zip(names, colormaps[palette](np.linspace(0.9, 0.4, len(names))), strict=True))
-
-
-RECIPE = Recipe(
-    "adadp-gmm",
-    "ADADP against DP-SGD at fixed rates: variational inference of a Gaussian mixture (Koskela and Honkela, "
-    "supplement, figure 1)",
-    compare,
-    "3 seeds instead of 10 and fewer tolerances and rates",
-)
+    spent = f"epsilon {show_epsilon(epsilon, 2)} at the end, delta {DELTA:g} (seeded runs)"
+    figure.suptitle(f"Gaussian mixture, DPVI-style: {spent}", fontsize=10)

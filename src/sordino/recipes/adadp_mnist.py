@@ -5,12 +5,14 @@ The paper has curves and no tables, so what stands beside our numbers is what it
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from sordino.recipes.frame import Job, Recipe, Report, Result, Run, Table
+from sordino.recipes import show
+from sordino.recipes.frame import Contestant, Job, Report, Result, Run, Study, Table, recipe, results_of
 from sordino.recipes.trainings import train_named
 
 if TYPE_CHECKING:
@@ -19,9 +21,7 @@ if TYPE_CHECKING:
 
 BATCH = 200
 DELTA = 1e-5
-THRESHOLD = (
-    1.0  # C of all methods: the paper gives none, its code has 10, which clips nothing and drowns in noise
-)
+THRESHOLD = 1.0  # C of all methods: the paper has none, its code 10, which clips nothing and drowns in noise
 PAPER_TOLERANCE = 1.0
 TUNED_AT = 2.0  # the sigma at which DP-SGD's rate is tuned
 
@@ -49,267 +49,203 @@ class Protocol:
     evaluations: int
 
 
-def _halves(first: float, last: float) -> tuple[float, ...]:
-    """10^first, 10^(first + 1/2), ..., 10^last."""
-    count = round(2 * (last - first)) + 1
-    return tuple(float(f"{10 ** (first + i / 2):.4g}") for i in range(count))
-
-
-FULL = Protocol(100, 50, (2.0, 4.0, 6.0, 8.0), _halves(-4.5, -2), _halves(-2, 0.5), 3, 20)
-QUICK = Protocol(5, 2.5, (2.0, 8.0), _halves(-3.5, -2.5), _halves(-1, 0), 1, 10)
+FULL = Protocol(100, 50, (2.0, 4.0, 6.0, 8.0), show.spaced(-4.5, -2, 6, 4), show.spaced(-2, 0.5, 6, 4), 3, 20)
+QUICK = Protocol(5, 2.5, (2.0, 8.0), show.spaced(-3.5, -2.5, 3, 4), show.spaced(-1, 0, 3, 4), 1, 10)
 
 # The curves, by what is compared. ADADP stops to adapt halfway in the comparison with Adam, and never in the other.
 FROZEN, FROZEN_RULE = "ADADP, tol 1, frozen", "ADADP, tol of the plan, frozen"
 PLAIN, PLAIN_RULE = "ADADP, tol 1", "ADADP, tol of the plan"
 BEST, SECOND, CARRIED = "DP-Adam, best rate", "DP-Adam, second-best rate", "DP-SGD, carried rate"
+_STUDY = Study(train_named, {"data": "mnist", "model": "mnist_mlp", "batch_size": BATCH, "delta": DELTA})
 
 
+Grids = dict[tuple[str, float], dict[float, float]]  # by method and sigma, then by rate: accuracies
+
+
+@dataclass(frozen=True)
+class Found:
+    what: Protocol
+    grids: Grids
+    results: dict[tuple[str, float], list[Result]]  # by what is compared and sigma, one for each seed
+
+    def accuracy(self, name: str, sigma: float) -> float:
+        return show.mean_accuracy(self.results[name, sigma])
+
+    def rates(self, sigma: float) -> dict[str, float]:
+        return _tuned(self.grids, sigma)
+
+
+def _tuned(grids: Grids, sigma: float) -> dict[str, float]:
+    adam, sgd = grids["dp-adam", sigma], grids["dp-sgd", TUNED_AT]
+    best, second, *_ = sorted(adam, key=lambda rate: adam[rate], reverse=True)
+    return {BEST: best, SECOND: second, CARRIED: show.best(sgd)}
+
+
+@recipe(
+    "adadp-mnist",
+    "5 epochs instead of 100, sigma 2 and 8 only, grids of three rates, one seed instead of three",
+)
 def compare(run: Run, quick: bool) -> Report:
     """The grids first, for the rates of Adam and SGD; then what is compared, with every seed."""
-    protocol = QUICK if quick else FULL
-    adam_grid, sgd_grid = _run_grids(run, protocol)
-    adam_rates = {sigma: _ranked(grid) for sigma, grid in adam_grid.items()}
-    carried = _ranked(sgd_grid)[0]
-    results = _run_contestants(run, protocol, adam_rates, carried)
-    accuracy = {key: fmean(r["accuracy"] for r in runs) for key, runs in results.items()}
+    what = QUICK if quick else FULL
+    tried = [("dp-adam", sigma, rate) for sigma in what.sigmas for rate in what.adam_rates]
+    tried += [("dp-sgd", TUNED_AT, rate) for rate in what.sgd_rates]
+    jobs = {(m, sigma, rate): _jobs(what, _fixed(m, rate), sigma, 1) for m, sigma, rate in tried}
+    grids: Grids = {}
+    for (method, sigma, rate), (result,) in results_of(run, jobs).items():
+        grids.setdefault((method, sigma), {})[rate] = result["accuracy"]
+    found = Found(what, grids, results_of(run, _compared(what, grids)))
     return Report(
-        [
-            _claims_table(protocol, accuracy),
-            _accuracy_table(protocol, results, accuracy, adam_rates, carried),
-            _adam_table(protocol, adam_grid),
-            _sgd_table(sgd_grid),
-        ],
-        _notes(protocol, results, adam_rates, carried, quick),
-        lambda figure: _draw(figure, protocol, results, adam_rates, carried),
-        (10.0, 4.0 * ((len(protocol.sigmas) + 1) // 2)),
-        {"model": "mnist_mlp", "batch_size": BATCH, "threshold": THRESHOLD, "delta": DELTA, **vars(protocol)},
+        [_claims_table(found), _accuracy_table(found), _adam_table(found), _sgd_table(found)],
+        _notes(found, quick),
+        partial(_draw, found=found),
+        (10.0, 4.0 * ((len(what.sigmas) + 1) // 2)),
+        {"model": "mnist_mlp", "batch_size": BATCH, "threshold": THRESHOLD, "delta": DELTA, **vars(what)},
     )
 
 
-# Jobs ---------------------------------------------------------------------------------------------------
-
-Grid = dict[float, float]  # rate -> accuracy
-Results = dict[tuple[str, float], list[Result]]  # (what, sigma) -> one for each seed
-
-
-def _run_grids(run: Run, protocol: Protocol) -> tuple[dict[float, Grid], Grid]:
-    adam = [(sigma, rate) for sigma in protocol.sigmas for rate in protocol.adam_rates]
-    jobs = [_fixed_rate(protocol, "dp-adam", rate, sigma, 0) for sigma, rate in adam]
-    jobs += [_fixed_rate(protocol, "dp-sgd", rate, TUNED_AT, 0) for rate in protocol.sgd_rates]
-    found = [result["accuracy"] for result in run(jobs)]
-    grids: dict[float, Grid] = {sigma: {} for sigma in protocol.sigmas}
-    for (sigma, rate), accuracy in zip(adam, found[: len(adam)], strict=True):
-        grids[sigma][rate] = accuracy
-    return grids, dict(zip(protocol.sgd_rates, found[len(adam) :], strict=True))
-
-
-def _ranked(grid: Grid) -> list[float]:
-    """Rates, the best first."""
-    return sorted(grid, key=lambda rate: grid[rate], reverse=True)
-
-
-def _run_contestants(
-    run: Run, protocol: Protocol, adam_rates: Mapping[float, Sequence[float]], carried: float
-) -> Results:
-    jobs: dict[tuple[str, float], list[Job]] = {}
-    seeds = range(protocol.seeds)
-    for sigma in protocol.sigmas:
-        best, second = adam_rates[sigma][:2]
-        for what, frozen, tol in (
-            (FROZEN, True, PAPER_TOLERANCE),
-            (FROZEN_RULE, True, None),
-            (PLAIN, False, PAPER_TOLERANCE),
-            (PLAIN_RULE, False, None),
-        ):
-            jobs[what, sigma] = [_adadp(protocol, sigma, tol, frozen, seed) for seed in seeds]
-        jobs[BEST, sigma] = [_fixed_rate(protocol, "dp-adam", best, sigma, seed) for seed in seeds]
-        jobs[SECOND, sigma] = [_fixed_rate(protocol, "dp-adam", second, sigma, seed) for seed in seeds]
-        jobs[CARRIED, sigma] = [_fixed_rate(protocol, "dp-sgd", carried, sigma, seed) for seed in seeds]
-    jobs[PLAIN, 0.0] = [_adadp(protocol, 0.0, PAPER_TOLERANCE, False, seed) for seed in seeds]
-    jobs[PLAIN_RULE, 0.0] = [_adadp(protocol, 0.0, None, False, seed) for seed in seeds]
-    found = iter(run([job for group in jobs.values() for job in group]))
-    return {key: [next(found) for _ in group] for key, group in jobs.items()}
-
-
-def _adadp(protocol: Protocol, sigma: float, tol: float | None, frozen: bool, seed: int) -> Job:
-    settings = {
-        "threshold": THRESHOLD,
-        "target_quantile": None,  # fixed, as in the paper
-        "tol": tol,
-        "freeze_after": protocol.freeze_after if frozen else None,
+def _compared(what: Protocol, grids: Grids) -> dict[tuple[str, float], list[Job]]:
+    ours = {
+        FROZEN: _adadp(PAPER_TOLERANCE, what.freeze_after),
+        FROZEN_RULE: _adadp(None, what.freeze_after),
+        PLAIN: _adadp(PAPER_TOLERANCE, None),
+        PLAIN_RULE: _adadp(None, None),
     }
-    tolerance = "of the plan" if tol is None else f"{tol:g}"
-    name = f"adadp sigma={sigma:g} tol {tolerance}{' frozen' if frozen else ''} seed {seed}"
-    return _job(name, protocol, "adadp", settings, sigma, seed)
-
-
-def _fixed_rate(protocol: Protocol, method: str, rate: float, sigma: float, seed: int) -> Job:
-    settings = {"threshold": THRESHOLD, "learning_rate": rate}
-    return _job(
-        f"{method} sigma={sigma:g} rate {rate:g} seed {seed}", protocol, method, settings, sigma, seed
-    )
-
-
-def _job(
-    name: str, protocol: Protocol, method: str, settings: dict[str, Any], sigma: float, seed: int
-) -> Job:
-    what = {
-        "data": "mnist",
-        "model": "mnist_mlp",
-        "method": method,
-        "settings": settings,
-        "epochs": protocol.epochs,
-        "batch_size": BATCH,
-        "seed": seed,
-        "noise_multiplier": sigma,
-        "delta": DELTA,
-        "evaluations": protocol.evaluations,
+    at = {
+        (name, sigma): who for sigma in what.sigmas for name, who in (ours | _fixed_at(grids, sigma)).items()
     }
-    return Job(name, train_named, what)
+    at |= {(name, 0.0): ours[name] for name in (PLAIN, PLAIN_RULE)}
+    return {(name, sigma): _jobs(what, who, sigma, what.seeds) for (name, sigma), who in at.items()}
+
+
+def _fixed_at(grids: Grids, sigma: float) -> dict[str, Contestant]:
+    methods = {BEST: "dp-adam", SECOND: "dp-adam", CARRIED: "dp-sgd"}
+    return {name: _fixed(methods[name], rate) for name, rate in _tuned(grids, sigma).items()}
+
+
+def _adadp(tol: float | None, freeze_after: float | None) -> Contestant:
+    label = f"tol {'of the plan' if tol is None else f'{tol:g}'}{'' if freeze_after is None else ' frozen'}"
+    fixed = {"threshold": THRESHOLD, "target_quantile": None}  # as in the paper
+    return Contestant(label, "adadp", {**fixed, "tol": tol, "freeze_after": freeze_after})
+
+
+def _fixed(method: str, rate: float) -> Contestant:
+    return Contestant(f"rate {rate:g}", method, {"threshold": THRESHOLD, "learning_rate": rate})
+
+
+def _jobs(what: Protocol, who: Contestant, sigma: float, seeds: int) -> list[Job]:
+    study = _STUDY.but(epochs=what.epochs, evaluations=what.evaluations, noise_multiplier=sigma)
+    name = f"{who.method} sigma={sigma:g} {who.label}"
+    return [study.job(f"{name} seed {seed}", who, seed=seed) for seed in range(seeds)]
 
 
 # What was found -----------------------------------------------------------------------------------------
 
 
-def _claims_table(protocol: Protocol, accuracy: Mapping[tuple[str, float], float]) -> Table:
+def _claims_table(found: Found) -> Table:
     """Each claim, whether ADADP with the paper's tolerance and with ours supports it, and by how much."""
-    higher = [sigma for sigma in protocol.sigmas if sigma != TUNED_AT]
+    sigmas = found.what.sigmas
+    higher = [sigma for sigma in sigmas if sigma != TUNED_AT]
     readings = (
-        ("best", BEST, protocol.sigmas, -COMPETITIVE, (FROZEN, FROZEN_RULE)),
-        ("second", SECOND, protocol.sigmas, 0.0, (FROZEN, FROZEN_RULE)),
+        ("best", BEST, sigmas, -COMPETITIVE, (FROZEN, FROZEN_RULE)),
+        ("second", SECOND, sigmas, 0.0, (FROZEN, FROZEN_RULE)),
         ("sgd", CARRIED, higher, 0.0, (PLAIN, PLAIN_RULE)),
     )
     rows = []
-    for claim, rival, sigmas, least, ours in readings:
+    for claim, rival, where, least, ours in readings:
         cells = []
-        for what in ours:
-            gaps = {sigma: accuracy[what, sigma] - accuracy[rival, sigma] for sigma in sigmas}
+        for name in ours:
+            gaps = {sigma: found.accuracy(name, sigma) - found.accuracy(rival, sigma) for sigma in where}
             held = [gap >= least if least < 0 else gap > 0 for gap in gaps.values()]
-            shown = ", ".join(f"{100 * gap:+.1f} at {sigma:g}" for sigma, gap in gaps.items())
-            cells.append(f"{_verdict(held)} ({shown})")
+            cells.append(
+                show.judged(held, ", ".join(f"{100 * gap:+.1f} at {s:g}" for s, gap in gaps.items()))
+            )
         rows.append((CLAIMS[claim], *cells))
-    clean = [accuracy[what, 0.0] for what in (PLAIN, PLAIN_RULE)]
-    rows.append((CLAIMS["clean"], *(_about(value) for value in clean)))
+    rows.append((CLAIMS["clean"], *(_about(found.accuracy(name, 0.0)) for name in (PLAIN, PLAIN_RULE))))
     columns = ("the paper's claim", "with tol 1, as published", "with the tol of the plan")
     return Table("Do our runs support the claims? In points of accuracy, by sigma", columns, rows)
 
 
-def _verdict(held: Sequence[bool]) -> str:
-    return "yes" if all(held) else "in part" if any(held) else "no"
-
-
 def _about(value: float) -> str:
-    if abs(value - WITHOUT_NOISE) <= ABOUT:
-        return f"yes ({100 * value:.1f} %)"
-    return f"{'more' if value > WITHOUT_NOISE else 'no'} ({100 * value:.1f} %)"
+    near = abs(value - WITHOUT_NOISE) <= ABOUT
+    return f"{'yes' if near else 'more' if value > WITHOUT_NOISE else 'no'} ({show.percent(value, 1)} %)"
 
 
-def _accuracy_table(
-    protocol: Protocol,
-    results: Results,
-    accuracy: Mapping[tuple[str, float], float],
-    adam_rates: Mapping[float, Sequence[float]],
-    carried: float,
-) -> Table:
-    rows: list[tuple[Any, ...]] = []
-    for sigma in protocol.sigmas:
-        rows.append(
-            (
-                f"{sigma:g}",
-                _epsilon(results[PLAIN, sigma]),
-                f"{MOMENTS_EPSILON[sigma]:.4f}",
-                *(_percent(accuracy[what, sigma]) for what in (FROZEN, FROZEN_RULE, PLAIN, PLAIN_RULE)),
-                *(
-                    f"{_percent(accuracy[what, sigma])} ({rate:.2g})"
-                    for what, rate in zip((BEST, SECOND), adam_rates[sigma], strict=False)
-                ),
-                f"{_percent(accuracy[CARRIED, sigma])} ({carried:.2g})",
-            )
-        )
-    clean = (_percent(accuracy[PLAIN, 0.0]), _percent(accuracy[PLAIN_RULE, 0.0]))
-    rows.append(("0", "inf", "inf", "", "", *clean, "", "", ""))
-    known = ("sigma", "epsilon", "epsilon, moments accountant, 100 epochs")
-    columns = (*known, FROZEN, FROZEN_RULE, PLAIN, PLAIN_RULE, BEST, SECOND, CARRIED)
-    seeds = "one seed" if protocol.seeds == 1 else f"mean of {protocol.seeds} seeds"
-    title = f"Test accuracy after {protocol.epochs:g} epochs, {seeds}; rates in brackets; delta {DELTA:g}"
-    return Table(title, columns, rows)
+def _accuracy_table(found: Found) -> Table:
+    def cell(name: str, sigma: float) -> str:
+        rate = found.rates(sigma).get(name) if sigma else None
+        return f"{show.percent(found.accuracy(name, sigma))} %" + ("" if rate is None else f" ({rate:.2g})")
 
-
-def _adam_table(protocol: Protocol, grids: Mapping[float, Grid]) -> Table:
+    ours = (FROZEN, FROZEN_RULE, PLAIN, PLAIN_RULE)
     rows = [
-        (f"{rate:.3g}", *(_percent(grids[sigma][rate]) for sigma in protocol.sigmas))
-        for rate in protocol.adam_rates
+        {
+            "sigma": f"{sigma:g}",
+            "epsilon": _epsilon(found.results[PLAIN, sigma]),
+            "epsilon, moments accountant, 100 epochs": f"{MOMENTS_EPSILON[sigma]:.4f}",
+            **{name: cell(name, sigma) for name in (*ours, BEST, SECOND, CARRIED)},
+        }
+        for sigma in found.what.sigmas
     ]
-    columns = ("rate", *(f"sigma {sigma:g}" for sigma in protocol.sigmas))
-    return Table("DP-Adam's grid: test accuracy, one seed", columns, rows)
+    clean = {name: cell(name, 0.0) for name in (PLAIN, PLAIN_RULE)}
+    rows.append({"sigma": "0", "epsilon": "inf", "epsilon, moments accountant, 100 epochs": "inf", **clean})
+    seeds = show.seeds(found.what.seeds)
+    title = f"Test accuracy after {found.what.epochs:g} epochs, {seeds}; rates in brackets; delta {DELTA:g}"
+    return Table.of(title, rows)
 
 
-def _sgd_table(grid: Grid) -> Table:
-    rows = [(f"{rate:.3g}", f"{rate / BATCH:.3g}", _percent(accuracy)) for rate, accuracy in grid.items()]
+def _adam_table(found: Found) -> Table:
+    grids = {f"sigma {sigma:g}": found.grids["dp-adam", sigma] for sigma in found.what.sigmas}
+    rows = [
+        {"rate": f"{rate:.3g}", **{name: f"{show.percent(grid[rate])} %" for name, grid in grids.items()}}
+        for rate in found.what.adam_rates
+    ]
+    return Table.of("DP-Adam's grid: test accuracy, one seed", rows)
+
+
+def _sgd_table(found: Found) -> Table:
+    rows = [
+        (f"{rate:.3g}", f"{rate / BATCH:.3g}", f"{show.percent(accuracy)} %")
+        for rate, accuracy in found.grids["dp-sgd", TUNED_AT].items()
+    ]
     columns = ("rate", "the same for sums", "accuracy")
     return Table(f"DP-SGD's grid at sigma {TUNED_AT:g}: test accuracy, one seed", columns, rows)
 
 
-def _percent(accuracy: float) -> str:
-    return f"{100 * accuracy:.2f} %"
-
-
-def _epsilon(runs: Sequence[Result], digits: int = 4) -> str:
+def _epsilon(runs: Sequence[Result]) -> str:
     from sordino.privacy import show_epsilon
 
-    return show_epsilon(max(float(run["epsilon"]) for run in runs), digits)
+    return show_epsilon(max(float(run["epsilon"]) for run in runs), 4)
 
 
-def _notes(
-    protocol: Protocol,
-    results: Results,
-    adam_rates: Mapping[float, Sequence[float]],
-    carried: float,
-    quick: bool,
-) -> list[str]:
-    tolerances = {
-        what: results[what, protocol.sigmas[0]][0]["history"][-1].get("tolerance")
-        for what in (FROZEN_RULE, PLAIN_RULE)
+def _notes(found: Found, quick: bool) -> list[str]:
+    what = found.what
+    ends = {
+        how: found.results[name, what.sigmas[0]][0]["history"][-1].get("tolerance")
+        for name, how in ((FROZEN_RULE, "frozen"), (PLAIN_RULE, "not frozen"))
     }
-    shown = ", ".join(
-        f"{value:.3g} ({'frozen' if what == FROZEN_RULE else 'not frozen'})"
-        for what, value in tolerances.items()
-        if value is not None
-    )
-    notes = [
-        "The paper has curves only: there are no published accuracies to stand beside ours. 'Competitive' and "
-        "'about' are read as within one percentage point.",
+    shown = ", ".join(f"{value:.3g} ({how})" for how, value in ends.items() if value is not None)
+    ends_of = (what.adam_rates[0], what.adam_rates[-1])
+    edges = [f"DP-Adam at sigma {sigma:g}" for sigma in what.sigmas if found.rates(sigma)[BEST] in ends_of]
+    if found.rates(what.sigmas[0])[CARRIED] in (what.sgd_rates[0], what.sgd_rates[-1]):
+        edges.append("DP-SGD")
+    return show.said(
+        f"{show.PAPER_HAS_CURVES}'Competitive' and 'about' are read as within one percentage point.",
         "Batches are Poisson samples and epsilon is theirs (each run on its own, seeded, which voids it). The paper "
         "shuffles and accounts as if it sampled; its epsilon by the moments accountant is for 100 epochs.",
         "The rates of DP-Adam and DP-SGD are chosen by test accuracy, as in the paper; neither epsilon pays for that.",
         f"The clipping threshold is {THRESHOLD:g} for all methods and fixed. The paper does not state its own; its "
         "code has 10. Ours is a choice made after a look at results: adadp-thresholds compares some.",
-        f"ADADP starts at rate 0.1 for means over the batch. Frozen: adapts for {protocol.freeze_after:g} epochs, then "
+        f"ADADP starts at rate 0.1 for means over the batch. Frozen: adapts for {what.freeze_after:g} epochs, then "
         "plain steps, the rate falling as 1/(1 + 0.1 k) over the k-th epoch from there.",
-    ]
-    if shown:
-        notes.append(
-            f"The tolerance of the plan, 1.4 size sqrt(d / T), was {shown}; without noise it is 0.1, the paper's "
-            "for runs without privacy."
-        )
-    edges = [
-        f"DP-Adam at sigma {sigma:g}"
-        for sigma in protocol.sigmas
-        if adam_rates[sigma][0] in (protocol.adam_rates[0], protocol.adam_rates[-1])
-    ]
-    if carried in (protocol.sgd_rates[0], protocol.sgd_rates[-1]):
-        edges.append("DP-SGD")
-    if edges:
-        notes.append(
-            f"The best rate is at the edge of its grid, and a better one may lie beyond: {', '.join(edges)}."
-        )
-    if quick:
-        notes.append(
-            f"Cut by --quick: {protocol.epochs:g} epochs instead of {FULL.epochs:g}, frozen after "
-            f"{protocol.freeze_after:g} instead of {FULL.freeze_after:g}; sigma 2 and 8 only; grids of three rates; "
-            "one seed instead of three. So the claims are looked at early in training, where the paper says little."
-        )
-    return notes
+        bool(shown)
+        and f"The tolerance of the plan, 1.4 size sqrt(d / T), was {shown}; without noise it is 0.1, the paper's "
+        "for runs without privacy.",
+        show.at_the_edge(edges),
+        quick
+        and f"Cut by --quick: {what.epochs:g} epochs instead of {FULL.epochs:g}, frozen after "
+        f"{what.freeze_after:g} instead of {FULL.freeze_after:g}; sigma 2 and 8 only; grids of three rates; "
+        "one seed instead of three. So the claims are looked at early in training, where the paper says little.",
+    )
 
 
 # The figure ---------------------------------------------------------------------------------------------
@@ -324,55 +260,33 @@ _STYLES = {
 }
 
 
-def _draw(
-    figure: Figure,
-    protocol: Protocol,
-    results: Results,
-    adam_rates: Mapping[float, Sequence[float]],
-    carried: float,
-) -> None:
-    rows = (len(protocol.sigmas) + 1) // 2
-    panels = figure.subplots(rows, 2, sharey=True, squeeze=False).flat
-    for axes, sigma in zip(panels, protocol.sigmas, strict=False):
-        rates = {BEST: adam_rates[sigma][0], SECOND: adam_rates[sigma][1], CARRIED: carried}
-        for what, (colour, line) in _STYLES.items():
-            epochs, means = _curve(results[what, sigma])
-            label = f"{what} ({rates[what]:.2g})" if what in rates else what
+def _draw(figure: Figure, found: Found) -> None:
+    panels = figure.subplots((len(found.what.sigmas) + 1) // 2, 2, sharey=True, squeeze=False).flat
+    for axes, sigma in zip(panels, found.what.sigmas, strict=False):
+        rates = found.rates(sigma)
+        for name, (colour, line) in _STYLES.items():
+            epochs, means = _curve(found.results[name, sigma])
+            label = f"{name} ({rates[name]:.2g})" if name in rates else name
             axes.plot(epochs, means, line, color=colour, label=label, linewidth=1.6)
-        _decorate(axes, sigma, results[FROZEN, sigma])
+        show.dressed(axes, f"sigma = {sigma:g}", 10, grid=True, xlabel="epoch", ylabel="test accuracy")
+        axes.legend(fontsize=7, loc="lower right")
+        _epsilons_above(axes, show.scored(found.results[FROZEN, sigma][0]["history"]))
     figure.suptitle("ADADP on MNIST: no rate given, against rates tuned on the test set", fontsize=10)
 
 
 def _curve(runs: Sequence[Result]) -> tuple[list[float], list[float]]:
     """Accuracy by epoch, the mean over seeds."""
-    scored = [[line for line in run["history"] if "test_accuracy" in line] for run in runs]
-    marks = list(zip(*scored, strict=True))
-    return [mark[0]["epoch"] for mark in marks], [
-        fmean(line["test_accuracy"] for line in mark) for mark in marks
-    ]
+    marks = list(zip(*(show.scored(run["history"]) for run in runs), strict=True))
+    means = [fmean(line["test_accuracy"] for line in mark) for mark in marks]
+    return [mark[0]["epoch"] for mark in marks], means
 
 
-def _decorate(axes: Axes, sigma: float, runs: Sequence[Result]) -> None:
+def _epsilons_above(axes: Axes, scored: Sequence[Result]) -> None:
     from sordino.privacy import show_epsilon
 
-    axes.set(xlabel="epoch", ylabel="test accuracy")
-    axes.set_title(f"sigma = {sigma:g}", fontsize=10)
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize=7, loc="lower right")
-    scored = [line for line in runs[0]["history"] if "test_accuracy" in line]
     chosen = scored[-1 :: -max(1, len(scored) // 4)]
+    shown = [show_epsilon(float(line["epsilon"]), 2) for line in chosen]
     top = axes.secondary_xaxis("top")
-    top.set_xticks(
-        [line["epoch"] for line in chosen], [show_epsilon(float(line["epsilon"]), 2) for line in chosen]
-    )
+    top.set_xticks([line["epoch"] for line in chosen], shown)
     top.tick_params(labelsize=7)
     top.set_xlabel("epsilon", fontsize=8)
-
-
-RECIPE = Recipe(
-    "adadp-mnist",
-    "ADADP against tuned DP-Adam and against DP-SGD with a carried rate, on MNIST (Koskela and Honkela, figures 4 "
-    "and 5)",
-    compare,
-    "5 epochs instead of 100, sigma 2 and 8 only, grids of three rates, one seed instead of three",
-)

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from sordino.recipes.frame import Job, Recipe, Report, Result, Run, Table
+from sordino.recipes import show
+from sordino.recipes.frame import Job, Report, Result, Run, Table, recipe, results_of
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
@@ -82,38 +83,29 @@ def _images(data: str, batch: int, epochs: int) -> Setting:
     return Setting(data, rows, batch, epochs * (rows // batch), delta, "improved")
 
 
+_FEDERATED = {POISSON: "DP-SGDM", TREE: "DP-FTRLM"}
 _HUNDRED = _stackoverflow(100)
-
 TABLE_3 = [
-    *[Printed(3, method, POISSON, _HUNDRED, "0", "inf") for method in ("DP-SGD", "DP-SGDM")],
-    *[Printed(3, method, TREE, _HUNDRED, "0", "inf") for method in ("DP-FTRL", "DP-FTRLM")],
-    *[Printed(3, method, POISSON, _HUNDRED, "0.4", "8.53") for method in ("DP-SGD", "DP-SGDM")],
-    *[Printed(3, method, TREE, _HUNDRED, "2.33", "8.50") for method in ("DP-FTRL", "DP-FTRLM")],
-]
-TABLE_4 = [
-    Printed(4, "DP-SGDM" if batches == POISSON else "DP-FTRLM", batches, _HUNDRED, noise, epsilon)
+    Printed(3, method, batches, _HUNDRED, noise, epsilon)
     for batches, noise, epsilon in [
-        (POISSON, "0.3", "19.74"),
-        (TREE, "1.13", "19.74"),
+        (POISSON, "0", "inf"),
+        (TREE, "0", "inf"),
         (POISSON, "0.4", "8.53"),
         (TREE, "2.33", "8.50"),
-        (POISSON, "0.5", "4.66"),
-        (TREE, "4.03", "4.66"),
-        (POISSON, "0.6", "2.95"),
-        (TREE, "6.21", "2.95"),
-        (POISSON, "0.7", "2.05"),
-        (TREE, "8.83", "2.04"),
     ]
+    for method in (_FEDERATED[batches].removesuffix("M"), _FEDERATED[batches])
+]
+_TABLE_4 = {  # noise and epsilons, line by line
+    POISSON: ("0.3 0.4 0.5 0.6 0.7", "19.74 8.53 4.66 2.95 2.05"),
+    TREE: ("1.13 2.33 4.03 6.21 8.83", "19.74 8.50 4.66 2.95 2.04"),
+}
+TABLE_4 = [
+    Printed(4, _FEDERATED[batches], batches, _HUNDRED, noises.split()[i], epsilons.split()[i])
+    for i in range(5)
+    for batches, (noises, epsilons) in _TABLE_4.items()
 ]
 TABLE_5 = [
-    Printed(
-        5,
-        "DP-SGDM" if batches == POISSON else "DP-FTRLM",
-        batches,
-        _stackoverflow(goal, clients, restarts=True),
-        noise,
-        epsilon,
-    )
+    Printed(5, _FEDERATED[batches], batches, _stackoverflow(goal, clients, restarts=True), noise, epsilon)
     for batches, noise, epsilon, goal, clients in [
         (POISSON, "0.007", "1.78e7", 100, CLIENTS),
         (TREE, "0.149", "364.74", 100, CLIENTS),
@@ -257,72 +249,69 @@ def rounding(number: str) -> float:
 # The report ---------------------------------------------------------------------------------------------
 
 Found = list[tuple[Printed, Result]]
+_ONE, _AN_EPOCH = "one tree, rdp", "a tree an epoch, rdp"
 
 
-def _report(run: Run, quick: bool) -> Report:
+@recipe("dp-ftrl-epsilons", "the same as the whole, which trains nothing: seconds")
+def epsilons(run: Run, quick: bool) -> Report:
     lines = [(table, i, line) for table, lines in TABLES.items() for i, line in enumerate(lines)]
-    results = run([Job(line.name, priced, {"table": table, "line": i}) for table, i, line in lines])
-    found = [(line, _numbers(result)) for (_, _, line), result in zip(lines, results, strict=True)]
+    jobs = {line: [Job(line.name, priced, {"table": table, "line": i})] for table, i, line in lines}
+    found = [(line, show.numbers(result)) for line, (result,) in results_of(run, jobs).items()]
     tables = []
     for number in TABLES:
-        of_table = [(line, result) for line, result in found if line.table == number]
-        trees = [(line, result) for line, result in of_table if line.batches == TREE]
-        others = [(line, result) for line, result in of_table if line.batches != TREE]
+        trees, others = (
+            [
+                (line, result)
+                for line, result in found
+                if line.table == number and (line.batches == TREE) == tree
+            ]
+            for tree in (True, False)
+        )
         tables += [_trees_table(number, trees), _sgd_table(number, others)]
     return Report(tables, _notes(found), partial(_draw, found=found), (10.0, 4.6))
 
 
-def _numbers(result: Result) -> Result:
-    """As it was before it was stored: JSON has no infinity."""
-    return {name: value if name == "verdict" else float(value) for name, value in result.items()}
-
-
 def _trees_table(number: int, found: Found) -> Table:
-    columns = ("one tree, rdp", "one tree, auto", "a tree an epoch, rdp", "a tree an epoch, auto")
-    return Table(
-        f"Table {number}, DP-FTRL: epsilon printed, and what the run costs in one tree or in a tree an epoch "
-        f"({_data(found)})",
-        ("run", "method", "z", "printed", "ours, as printed (not a guarantee)", "same digits", *columns),
-        [_cells(line, result, columns) for line, result in found],
-    )
+    what = "DP-FTRL: epsilon printed, and what the run costs in one tree or in a tree an epoch"
+    columns = (_ONE, "one tree, auto", _AN_EPOCH, "a tree an epoch, auto")
+    return _table(f"Table {number}, {what}", "ours, as printed (not a guarantee)", columns, found)
 
 
 def _sgd_table(number: int, found: Found) -> Table:
+    what = "and what the run costs with Poisson batches (amplified) or with shuffled ones (not)"
     columns = ("Poisson, rdp", "shuffled, rdp", "shuffled, auto")
-    return Table(
-        f"Table {number}, DP-SGD: epsilon printed, and what the run costs with Poisson batches (amplified) or with "
-        f"shuffled ones (not) ({_data(found)})",
-        ("run", "method", "z", "printed", "ours, as printed", "same digits", *columns),
-        [_cells(line, result, columns) for line, result in found],
-    )
+    return _table(f"Table {number}, DP-SGD: epsilon printed, {what}", "ours, as printed", columns, found)
 
 
-def _cells(line: Printed, result: Result, columns: tuple[str, ...]) -> list[str]:
-    ours = result["as printed"]
-    shown = f"{ours:.2e}".replace("e+0", "e") if "e" in line.epsilon else f"{ours:.2f}"
-    start = [line.setting.label, line.method, line.noise, line.epsilon, shown, result["verdict"]]
-    return [*start, *(_up(result[column]) if column in result else "-" for column in columns)]
+def _table(title: str, ours: str, columns: tuple[str, ...], found: Found) -> Table:
+    settings = {line.setting.data: line.setting for line, _ in found}
+    data = "; ".join(f"{name}: n = {at.rows:,}, delta {at.delta:g}" for name, at in settings.items())
+    rows = [
+        {
+            "run": line.setting.label,
+            "method": line.method,
+            "z": line.noise,
+            "printed": line.epsilon,
+            ours: as_shown(line, result["as printed"]),
+            "same digits": result["verdict"],
+            **{column: show.upwards(result[column], 3) if column in result else "-" for column in columns},
+        }
+        for line, result in found
+    ]
+    return Table.of(f"{title} ({data})", rows)
 
 
-def _data(found: Found) -> str:
-    each = {
-        at.data: f"{at.data}: n = {at.rows:,}, delta {at.delta:g}"
-        for at in (line.setting for line, _ in found)
-    }
-    return "; ".join(each.values())
-
-
-def _up(epsilon: float) -> str:
-    """Three decimals, upwards: no epsilon is shown smaller than it is."""
-    return f"{math.ceil(epsilon * 1000) / 1000:.3f}" if math.isfinite(epsilon) else "inf"
+def as_shown(line: Printed, epsilon: float) -> str:
+    """To the nearest, as the printed ones are."""
+    return f"{epsilon:.2e}".replace("e+0", "e") if "e" in line.epsilon else f"{epsilon:.2f}"
 
 
 def _notes(found: Found) -> list[str]:
     images = [(line, result) for line, result in found if line.batches == TREE and line.table >= 6]
-    factors = [result["one tree, rdp"] / float(line.epsilon) for line, result in images]
-    worst, of_worst = max(images, key=lambda pair: pair[1]["one tree, rdp"] / float(pair[0].epsilon))
-    rounded = [line for line, result in found if result["verdict"] == "z is rounded"]
-    missed = [line for line, result in found if result["verdict"] == "no"]
+    factors = [result[_ONE] / float(line.epsilon) for line, result in images]
+    worst, of_worst = images[factors.index(max(factors))]
+    costs = [show.upwards(of_worst[name], 3) for name in (_ONE, "one tree, auto")]
+    rounded, missed = ([line for line, r in found if r["verdict"] == said] for said in ("z is rounded", "no"))
     return [
         f"{len(found) - len(missed) - len(rounded)} of {len(found)} printed epsilons come out to the last digit, and "
         f"{len(rounded)} more for another z that rounds to the printed one ({_names(rounded)}). "
@@ -331,7 +320,7 @@ def _notes(found: Found) -> list[str]:
         "counts E ceil(log2 steps) nodes; but a node above c participations moves by c, and counts c^2. In one tree, "
         f"with the same order every epoch, these runs cost {min(factors):.2f} to {max(factors):.1f} times what is "
         f"printed: {worst.setting.label}, z {worst.noise}, is printed as {worst.epsilon} and costs "
-        f"{_up(of_worst['one tree, rdp'])} (rdp, improved conversion; {_up(of_worst['one tree, auto'])} exactly). "
+        f"{costs[0]} (rdp, improved conversion; {costs[1]} exactly). "
         "A new tree every epoch costs less than printed.",
         "No version covers the runs behind these tables: in the authors' first code every batch comes from a fresh "
         "permutation, so that a unit may take part more than E times, and in steps next to each other.",
@@ -365,33 +354,16 @@ def _left_over() -> str:
 
 
 def _draw(figure: Figure, found: Found) -> None:
-    from matplotlib import colormaps
-
-    left, right = figure.subplots(1, 2, sharey=True)
+    panels = figure.subplots(1, 2, sharey=True)
     images = [(line, result) for line, result in found if line.batches == TREE and line.table == 6]
     settings = list(dict.fromkeys(line.setting for line, _ in images))
-    for axes, column in ((left, "one tree, rdp"), (right, "a tree an epoch, rdp")):
-        for i, setting in enumerate(settings):
-            of_setting = [(line, result) for line, result in images if line.setting == setting]
-            axes.plot(
-                [float(line.epsilon) for line, _ in of_setting],
-                [result[column] for _, result in of_setting],
-                "o-",
-                color=colormaps["viridis"](0.9 * i / (len(settings) - 1)),
-                label=f"{setting.data}, b = {setting.batch:,}, {setting.epochs} epochs",
-            )
+    titles = {_ONE: "In one tree, the same order every epoch", _AN_EPOCH: "With a new tree every epoch"}
+    for axes, (column, title) in zip(panels, titles.items(), strict=True):
+        for setting, colour in zip(settings, show.shades("viridis", len(settings), 0.0, 0.9), strict=True):
+            pairs = [(float(line.epsilon), r[column]) for line, r in images if line.setting == setting]
+            label = f"{setting.data}, b = {setting.batch:,}, {setting.epochs} epochs"
+            axes.plot(*zip(*pairs, strict=True), "o-", color=colour, label=label)
         axes.plot([1, 30], [1, 30], color="black", linewidth=0.8, label="as printed (not a guarantee)")
-        axes.set(xscale="log", yscale="log", xlabel="epsilon printed (table 6)")
-        axes.grid(alpha=0.3)
-        axes.spines[["top", "right"]].set_visible(False)
-    left.set(ylabel="epsilon, same noise (rdp)", title="In one tree, the same order every epoch")
-    right.set(title="With a new tree every epoch")
-    left.legend(frameon=False, fontsize=8)
-
-
-RECIPE = Recipe(
-    "dp-ftrl-epsilons",
-    "DP-FTRL's printed epsilons, tables 3 to 7: recomputed, and what those runs really cost (Kairouz et al. 2021)",
-    _report,
-    "the same as the whole, which trains nothing: seconds",
-)
+        show.dressed(axes, title, grid=True, open_frame=True, xlabel="epsilon printed (table 6)")
+        axes.set(xscale="log", yscale="log")
+    show.dressed(panels[0], ylabel="epsilon, same noise (rdp)", legend=8, boxed=False)

@@ -10,12 +10,12 @@ import re
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -57,6 +57,7 @@ def _code(module: str) -> str:
     source = Path(__file__).parents[1]
     shown = {source / "cli", source / "report", source / "recipes"}
     files = [path for path in sorted(source.rglob("*.py")) if not shown & set(path.parents)]
+    files.append(source / "recipes" / "trainings.py")  # what the jobs of every recipe are made of
     own = sys.modules[module].__file__
     if own is not None:
         files.append(Path(own))
@@ -69,13 +70,17 @@ class Table:
     columns: tuple[str, ...]
     rows: Sequence[Sequence[Any]]
 
-    def markdown(self) -> str:
-        lines = [
-            self.columns,
-            ["---"] * len(self.columns),
-            *([str(cell) for cell in row] for row in self.rows),
-        ]
-        return "\n".join(["| " + " | ".join(line) + " |" for line in lines])
+    @staticmethod
+    def written(title: str, columns: str, rows: Iterable[str]) -> Table:
+        """As it is read: cells between bars."""
+        return Table(title, tuple(columns.split(" | ")), [tuple(row.split(" | ")) for row in rows])
+
+    @staticmethod
+    def of(title: str, rows: Iterable[Mapping[str, Any]]) -> Table:
+        """Each row says what stands in which column; a column that it does not name stays empty."""
+        lines = list(rows)
+        columns = tuple(dict.fromkeys(column for line in lines for column in line))
+        return Table(title, columns, [tuple(line.get(column, "") for column in columns) for line in lines])
 
 
 @dataclass(frozen=True)
@@ -100,6 +105,57 @@ class Recipe:
     summary: str
     function: Callable[[Run, bool], Report]
     quick: str  # what --quick runs instead of the whole
+
+
+def recipe(name: str, quick: str) -> Callable[[Callable[[Run, bool], Report]], Recipe]:
+    """Makes a function the recipe of this name; what it is about is said where all of them are listed."""
+    from sordino.recipes import SUMMARIES
+
+    return lambda function: Recipe(name, SUMMARIES[name], function, quick)
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """What is compared: a method or federated algorithm with its settings, and what tables call it."""
+
+    label: str
+    method: str
+    settings: dict[str, Any] = field(default_factory=dict)
+    rates: tuple[float, ...] = ()  # that are tried
+    sampling: str | None = None
+
+
+@dataclass(frozen=True)
+class Study:
+    """Jobs of one function that have most of their settings in common."""
+
+    function: Callable[..., Result]
+    common: Mapping[str, Any]
+    chosen: str = "method"  # which argument of the function a contestant's is
+
+    def job(self, name: str, who: Contestant | None = None, **own: Any) -> Job:
+        whose = {} if who is None else {self.chosen: who.method, "settings": who.settings}
+        return Job(name, self.function, {**self.common, **whose, **own})
+
+    def but(self, **changes: Any) -> Study:
+        return replace(self, common={**self.common, **changes})
+
+
+Key = TypeVar("Key")
+
+
+def results_of(run: Run, jobs: Mapping[Key, Sequence[Job]]) -> dict[Key, list[Result]]:
+    """The results by what they are of, one for each job of it (most often: for each seed).
+
+    All jobs at once, so that no worker waits for the last of a part.
+    """
+    found = iter(run([job for group in jobs.values() for job in group]))
+    return {key: [next(found) for _ in group] for key, group in jobs.items()}
+
+
+def check_spent(label: str, result: Result, epsilon: float) -> None:
+    if float(result["epsilon"]) > epsilon:
+        raise RuntimeError(f"{label} spent {result['epsilon']} of {epsilon}: this is a bug in Sordino")
 
 
 class Workshop:

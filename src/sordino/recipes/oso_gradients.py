@@ -10,7 +10,8 @@ import math
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from sordino.recipes.frame import Job, Recipe, Report, Result, Run, Table
+from sordino.recipes import show
+from sordino.recipes.frame import Job, Report, Result, Run, Table, recipe
 from sordino.recipes.oso_grids import BATCH, EPOCHS, EPSILONS, INITIAL_THRESHOLD, grid_noise
 
 if TYPE_CHECKING:
@@ -31,6 +32,9 @@ REALISATIONS = 20  # of the noise
 GRADIENT_NOISE = 1.01  # nu_g / nu: the paper's choice, 1 % more noise on the gradient
 THRESHOLDS = [round(10 ** (i / 4), 6) for i in range(-12, 9)]  # 0.001 to 100
 _SMALLEST, _LARGEST = THRESHOLDS[0], THRESHOLDS[-1]
+
+
+Moment = dict[str, Any]
 
 
 # Figure 1 -----------------------------------------------------------------------------------------------
@@ -54,22 +58,19 @@ def similarities(
     from sordino.data import Poisson
     from sordino.gate import Gate
     from sordino.methods import oso
-    from sordino.recipes.trainings import load_for, network_for
+    from sordino.recipes.trainings import cross_entropy, load_for, network_for
     from sordino.steps import Plan
 
     loaded = load_for(data, unit_pixels=True)
     rows = len(loaded.train[1])
-    network = network_for(model, loaded, seed)
-    loss = torch.nn.CrossEntropyLoss(reduction="none")
     method = oso(learning_rate, INITIAL_THRESHOLD)
-    sampling = Poisson(batch_size / rows)
     gate = Gate(
-        network,
-        loss,
+        network_for(model, loaded.input_shape, loaded.classes, seed),
+        cross_entropy(),
         loaded.train,
         clip=method.clip,
         noise_multiplier=noise_multiplier,
-        sampling=sampling,
+        sampling=(sampling := Poisson(batch_size / rows)),
         seed=seed,
     )
     theta, last = gate.theta, max(moments)
@@ -112,9 +113,8 @@ def _compared(
     true, clipped = sums[0], sums[1:]
     noised = torch.zeros(len(thresholds), realisations)
     for j in range(realisations):
-        noise = torch.randn(
-            true.shape, generator=generator
-        )  # shared by the thresholds, each with its own size
+        # Shared by the thresholds, each with its own size.
+        noise = torch.randn(true.shape, generator=generator)
         for i, threshold in enumerate(thresholds):
             sanitised = torch.add(clipped[i], noise, alpha=noise_multiplier * threshold)
             noised[i, j] = torch.nn.functional.cosine_similarity(sanitised, true, dim=0)
@@ -150,7 +150,12 @@ def frontier(noise_multiplier: float, points: int = 200) -> tuple[list[float], l
 # The report ---------------------------------------------------------------------------------------------
 
 
-def _report(run: Run, quick: bool) -> Report:
+@recipe(
+    "oso-gradients",
+    f"gradients are compared at steps {', '.join(map(str, QUICK_MOMENTS))} instead of "
+    f"{', '.join(map(str, MOMENTS))}; all the rest is the whole; about three minutes on two cores (the whole: ten)",
+)
+def gradients(run: Run, quick: bool) -> Report:
     noises = {epsilon: grid_noise(epsilon, GRANULARITY, STEPS, ROWS) for epsilon in EPSILONS}
     settings = {
         "moments": list(QUICK_MOMENTS if quick else MOMENTS),
@@ -161,81 +166,59 @@ def _report(run: Run, quick: bool) -> Report:
         "batch_size": BATCH,
         "seed": 1,
     }
-    found = run([Job("cosines on MNIST", similarities, settings)])[0]
-    moments = found["moments"]
+    (found,) = run([Job("cosines on MNIST", similarities, settings)])
+    moments, rows = found["moments"], found["n"]
     return Report(
-        [_cosines(moments, found["n"], noises[EPSILON]), _multipliers(noises)],
+        [_cosines(moments, rows, noises[EPSILON]), _multipliers(noises)],
         _notes(moments),
-        lambda figure: _draw(figure, moments, found["n"], noises),
-        size=(14.0, 4.6),
-        settings={**settings, "n": found["n"], "noise_multipliers": {str(e): z for e, z in noises.items()}},
+        partial(_draw, moments=moments, rows=rows, noises=noises),
+        (14.0, 4.6),
+        {**settings, "n": rows, "noise_multipliers": {str(e): z for e, z in noises.items()}},
     )
 
 
-def best_threshold(moment: dict[str, Any]) -> tuple[float, float]:
+def best_threshold(moment: Moment) -> tuple[float, float]:
     """The threshold whose sanitised gradient points most along the true one, and the cosine there."""
     cosine, threshold = max(zip(moment["noised"], THRESHOLDS, strict=True))
     return threshold, cosine
 
 
-def _is_prominent(moment: dict[str, Any]) -> bool:
+def _is_prominent(moment: Moment) -> bool:
     _, cosine = best_threshold(moment)
     return cosine > 0 and cosine >= 1.1 * max(moment["noised"][0], moment["noised"][-1])
 
 
-def _cosines(moments: list[dict[str, Any]], rows: int, noise_multiplier: float) -> Table:
+def _cosines(moments: list[Moment], rows: int, noise_multiplier: float) -> Table:
     lines = []
     for moment in moments:
         best, cosine = best_threshold(moment)
-        lines.append(
-            (
-                str(moment["step"]),
-                f"{best:.3g}",
-                f"{cosine:.3f}",
-                f"{moment['noised'][0]:.3f}",
-                f"{moment['noised'][-1]:.3f}",
-                f"{moment['clipped'][0]:.3f}",
-                f"{moment['median_norm']:.3g}",
-                f"{moment['threshold']:.3g}",
-            )
-        )
-    return Table(
+        ends = f"{moment['noised'][0]:.3f} | {moment['noised'][-1]:.3f} | {moment['clipped'][0]:.3f}"
+        sizes = f"{moment['median_norm']:.3g} | {moment['threshold']:.3g}"
+        lines.append(f"{moment['step']} | {best:.3g} | {cosine:.3f} | {ends} | {sizes}")
+    least = f"at C = {_SMALLEST:g}"
+    ends = f"{least} | at C = {_LARGEST:g} | {least}, no noise"
+    title = (
         f"Figure 1, MNIST, n = {rows:,}: cosine of the sanitised and the true mean gradient of a batch of {BATCH}, "
-        f"noise multiplier {noise_multiplier:.4f}, mean of {REALISATIONS} realisations",
-        (
-            "step",
-            "best C",
-            "cosine there",
-            f"at C = {_SMALLEST:g}",
-            f"at C = {_LARGEST:g}",
-            f"at C = {_SMALLEST:g}, no noise",
-            "median norm",
-            "OSO's C",
-        ),
-        lines,
+        f"noise multiplier {noise_multiplier:.4f}, mean of {REALISATIONS} realisations"
     )
+    return Table.written(title, f"step | best C | cosine there | {ends} | median norm | OSO's C", lines)
 
 
 def _multipliers(noises: dict[int, float]) -> Table:
-    return Table(
+    rows = []
+    for epsilon, nu in noises.items():
+        of_q = noise_of_q(nu, GRADIENT_NOISE * nu)
+        rows.append(
+            f"{epsilon} | {nu:.4f} | {GRADIENT_NOISE * nu:.4f} | {of_q:.4f} | {of_q / nu:.3f} | 7.124"
+        )
+    title = (
         f"Figure 2, n = {ROWS:,}: noise multipliers of gradient and q on the frontier of each epsilon, "
-        f"{GRANULARITY} runs of {STEPS:,} steps",
-        ("eps", "nu", "nu_g = 1.01 nu", "nu_q", "nu_q / nu", "published nu_q / nu"),
-        [
-            (
-                str(epsilon),
-                f"{nu:.4f}",
-                f"{GRADIENT_NOISE * nu:.4f}",
-                f"{noise_of_q(nu, GRADIENT_NOISE * nu):.4f}",
-                f"{noise_of_q(nu, GRADIENT_NOISE * nu) / nu:.3f}",
-                "7.124",
-            )
-            for epsilon, nu in noises.items()
-        ],
+        f"{GRANULARITY} runs of {STEPS:,} steps"
     )
+    return Table.written(title, "eps | nu | nu_g = 1.01 nu | nu_q | nu_q / nu | published nu_q / nu", rows)
 
 
-def _notes(moments: list[dict[str, Any]]) -> list[str]:
+def _notes(moments: list[Moment]) -> list[str]:
     prominent = sum(_is_prominent(moment) for moment in moments)
     return [
         "The true gradient is not private, and nor is anything in figure 1: it is a study on public data. "
@@ -249,37 +232,30 @@ def _notes(moments: list[dict[str, Any]]) -> list[str]:
     ]
 
 
-def _draw(figure: Figure, moments: list[dict[str, Any]], rows: int, noises: dict[int, float]) -> None:
+def _draw(figure: Figure, moments: list[Moment], rows: int, noises: dict[int, float]) -> None:
     left, middle, right = figure.subplots(1, 3)
     _draw_cosines(left, moments, "noised")
-    left.set(
-        ylabel="cosine with the true gradient",
-        title=f"Figure 1: clipped and noised, MNIST,\nn = {rows:,}, noise multiplier {noises[EPSILON]:.3f}",
-    )
     _draw_cosines(middle, moments, "clipped")
-    middle.set(title="The same without noise:\nwhat clipping alone does")
-    left.legend(frameon=False, fontsize=8)
     _draw_frontiers(right, noises)
-    for axes in (left, middle, right):
-        axes.grid(alpha=0.3)
-        axes.spines[["top", "right"]].set_visible(False)
-    figure.supxlabel(
-        "Figure 1 uses true gradients: a study on public data, nothing in it is private.", fontsize=9
+    noise = f"n = {rows:,}, noise multiplier {noises[EPSILON]:.3f}"
+    show.dressed(
+        left, f"Figure 1: clipped and noised, MNIST,\n{noise}", ylabel="cosine with the true gradient"
     )
+    show.dressed(middle, "The same without noise:\nwhat clipping alone does")
+    runs = f"{GRANULARITY} runs of {STEPS:,} steps, delta 1e-5"
+    show.dressed(right, f"Figure 2: what q costs, n = {ROWS:,},\n{runs}", legend=8, boxed=False)
+    for axes in (left, middle, right):
+        show.dressed(axes, grid=True, open_frame=True)
+    left.legend(frameon=False, fontsize=8)
+    study = "Figure 1 uses true gradients: a study on public data, nothing in it is private."
+    figure.supxlabel(study, fontsize=9)
 
 
-def _shades(count: int) -> list[Any]:
-    from matplotlib import colormaps
-
-    return [colormaps["viridis"](0.85 * i / max(1, count - 1)) for i in range(count)]
-
-
-def _draw_cosines(axes: Axes, moments: list[dict[str, Any]], which: str) -> None:
-    for moment, colour in zip(moments, _shades(len(moments)), strict=True):
+def _draw_cosines(axes: Axes, moments: list[Moment], which: str) -> None:
+    for moment, colour in zip(moments, show.shades("viridis", len(moments), 0.0, 0.85), strict=True):
         axes.plot(THRESHOLDS, moment[which], color=colour, label=f"after {moment['step']} steps")
-        cosine, best = max(zip(moment[which], THRESHOLDS, strict=True))
         if which == "noised":
-            axes.plot(best, cosine, "o", color=colour)
+            axes.plot(*best_threshold(moment), "o", color=colour)
         axes.axvline(moment["threshold"], ymax=0.06, color=colour, linewidth=2)
     axes.axhline(0, color="black", linewidth=0.6)
     axes.plot([], [], "o", color="grey", label="best C")
@@ -288,25 +264,10 @@ def _draw_cosines(axes: Axes, moments: list[dict[str, Any]], which: str) -> None
 
 
 def _draw_frontiers(axes: Axes, noises: dict[int, float]) -> None:
-    for (epsilon, nu), colour in zip(noises.items(), _shades(len(noises)), strict=True):
+    colours = show.shades("viridis", len(noises), 0.0, 0.85)
+    for (epsilon, nu), colour in zip(noises.items(), colours, strict=True):
         axes.plot(*frontier(nu), color=colour, label=f"epsilon {epsilon}: nu = {nu:.3f}")
         axes.plot(GRADIENT_NOISE * nu, noise_of_q(nu, GRADIENT_NOISE * nu), "o", color=colour)
     axes.plot([], [], "o", color="grey", label="1 % more noise on the gradient")
-    axes.set(
-        yscale="log",
-        xlim=(0.6, 2.4),
-        ylim=(0.7, 100),
-        xlabel="nu_g, noise multiplier of the gradient",
-        ylabel="nu_q, noise multiplier of q",
-        title=f"Figure 2: what q costs, n = {ROWS:,},\n{GRANULARITY} runs of {STEPS:,} steps, delta 1e-5",
-    )
-    axes.legend(frameon=False, fontsize=8)
-
-
-RECIPE = Recipe(
-    "oso-gradients",
-    "OSO's figures 1 and 2: clipping bias against noise at each threshold, and what q costs (Galli et al. 2024)",
-    _report,
-    f"gradients are compared at steps {', '.join(map(str, QUICK_MOMENTS))} instead of "
-    f"{', '.join(map(str, MOMENTS))}; all the rest is the whole; about three minutes on two cores (the whole: ten)",
-)
+    axes.set(yscale="log", xlim=(0.6, 2.4), ylim=(0.7, 100))
+    axes.set(xlabel="nu_g, noise multiplier of the gradient", ylabel="nu_q, noise multiplier of q")

@@ -9,27 +9,26 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from itertools import product
 from statistics import fmean, stdev
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from sordino.recipes.frame import Job, Recipe, Report, Result, Run, Table
+from sordino.recipes import show
+from sordino.recipes.frame import Job, Report, Result, Run, Study, Table, recipe, results_of
 from sordino.recipes.trainings import count_rows, train_named
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-BATCH = 512
-EPOCHS = 10
+BATCH, EPOCHS, SEEDS = 512, 10, 5
 DELTA = 1e-5  # the paper prints none
 EPSILONS = (3, 5, 7, 9)
 GRANULARITIES = (5, 7, 9)
 QUANTILES = (0.1, 0.3, 0.5, 0.7, 0.9)
 INITIAL_THRESHOLD = 0.1
 LOOK_EVERY = 50  # iterations, at the whole test set
-SEEDS = 5
 
 # The methods as the paper's tables name them, and what they are here.
 METHODS = {
@@ -39,7 +38,7 @@ METHODS = {
     "AdamWOSM": "adam-wosm",
     "NoDP": "sgd",
 }
-PRIVATE = ("Online", "FixedThreshold", "FixedQuantile", "AdamWOSM")
+PRIVATE = tuple(METHODS)[:4]
 
 Settings = dict[str, float]
 
@@ -47,27 +46,16 @@ Settings = dict[str, float]
 # Grids and budgets --------------------------------------------------------------------------------------
 
 
-def learning_rates(k: int) -> list[float]:
-    """k values from 10^-2.5 to 10^1.5, evenly spaced in their logarithms.
+def learning_rates(k: int) -> tuple[float, ...]:
+    return show.spaced(-2.5, 1.5, k)
 
-    >>> learning_rates(5)
-    [0.003162278, 0.03162278, 0.3162278, 3.162278, 31.62278]
+
+def thresholds(k: int) -> tuple[float, ...]:
     """
-    return _spaced(-2.5, 1.5, k)
-
-
-def thresholds(k: int) -> list[float]:
-    """k values from 0.01 to 100, evenly spaced in their logarithms.
-
     >>> thresholds(5)
-    [0.01, 0.1, 1.0, 10.0, 100.0]
+    (0.01, 0.1, 1.0, 10.0, 100.0)
     """
-    return _spaced(-2.0, 2.0, k)
-
-
-def _spaced(low: float, high: float, k: int) -> list[float]:
-    # Rounded, since settings are the identity of a job.
-    return [float(f"{10 ** (low + (high - low) * i / (k - 1)):.7g}") for i in range(k)]
+    return show.spaced(-2.0, 2.0, k)
 
 
 def grid(method: str, k: int) -> list[Settings]:
@@ -105,8 +93,7 @@ def grid_noise(epsilon: float, runs: int, steps: int, rows: int) -> float:
 # What the paper prints ----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Printed:
+class Printed(NamedTuple):
     """The best of a grid: its settings (a rate; a rate and C or gamma; a C), test accuracy in percent, std."""
 
     settings: tuple[float, ...]
@@ -114,24 +101,15 @@ class Printed:
     std: float
 
 
-@dataclass(frozen=True)
-class PrintedTable:
+class PrintedTable(NamedTuple):
     name: str
     rows: dict[int, dict[str, Printed]]  # by epsilon and method
 
 
 def _table(name: str, rows: dict[int, tuple[tuple[float, ...], ...]]) -> PrintedTable:
     """Each cell is settings, accuracy, std; each row has the private methods in order."""
-    return PrintedTable(
-        name,
-        {
-            epsilon: {
-                method: Printed(cell[:-2], cell[-2], cell[-1])
-                for method, cell in zip(PRIVATE, cells, strict=True)
-            }
-            for epsilon, cells in rows.items()
-        },
-    )
+    cells = {epsilon: [Printed(cell[:-2], *cell[-2:]) for cell in of] for epsilon, of in rows.items()}
+    return PrintedTable(name, {e: dict(zip(PRIVATE, of, strict=True)) for e, of in cells.items()})
 
 
 # Rates are un-scaled: the tables print some of them times 1000, with or without their star.
@@ -167,7 +145,7 @@ PUBLISHED: dict[tuple[str, int], PrintedTable] = {
 
 
 @dataclass(frozen=True)
-class Scope:
+class Protocol:
     """How much of the protocol is run. ``tried`` thins the grids; the budget is that of the whole ones."""
 
     granularities: tuple[int, ...] = GRANULARITIES
@@ -181,10 +159,9 @@ class Scope:
         whole = grid(method, k)
         if self.tried is None or method not in self.tried:
             return whole
-        kept = [s for s in whole if any(_same(s, wanted) for wanted in self.tried[method])]
-        assert len(kept) == len(self.tried[method]), (
-            f"{self.tried[method]} are not all on the grid of {method}"
-        )
+        wanted = self.tried[method]
+        kept = [settings for settings in whole if any(_same(settings, one) for one in wanted)]
+        assert len(kept) == len(wanted), f"{wanted} are not all on the grid of {method}"
         return kept
 
 
@@ -198,7 +175,7 @@ class Experiment:
     title: str
     model: str
     published_rows: int
-    quick: Scope
+    quick: Protocol
     unit_pixels: bool = False
 
     @property
@@ -214,56 +191,12 @@ _MNIST_QUICK = {
     "AdamWOSM": ((1.0,), (10.0,), (100.0,)),
     "NoDP": ((0.03162,), (0.3162,)),
 }
-MNIST = Experiment(
-    "mnist",
-    "MNIST",
-    "oso_cnn",
-    60_000,
-    Scope((5,), (3,), seeds=1, epochs=1, test_rows=2000, tried=_MNIST_QUICK),
-    unit_pixels=True,
-)
-AG_NEWS = Experiment("ag-news", "AG News", "bag_of_words_fc", 120_000, Scope((5,), (3,), seeds=1))
+_MNIST_PART = Protocol((5,), (3,), seeds=1, epochs=1, test_rows=2000, tried=_MNIST_QUICK)
+MNIST = Experiment("mnist", "MNIST", "oso_cnn", 60_000, _MNIST_PART, unit_pixels=True)
+AG_NEWS = Experiment("ag-news", "AG News", "bag_of_words_fc", 120_000, Protocol((5,), (3,), seeds=1))
 
 
-@dataclass(frozen=True)
-class Trial:
-    """One method with one set of settings at one budget, to be run with each seed."""
-
-    method: str
-    k: int
-    epsilon: int
-    settings: Settings
-    noise_multiplier: float | None
-
-    def job(self, what: Experiment, scope: Scope, rows: int, steps: int, seed: int) -> Job:
-        settings: dict[str, Any] = dict(self.settings)
-        if self.method in ("Online", "FixedQuantile"):
-            settings["threshold"] = INITIAL_THRESHOLD
-        budget = "" if self.noise_multiplier is None else f" k={self.k} eps={self.epsilon}"
-        return Job(
-            f"{self.method}{budget} {_spoken(self.settings)} seed={seed}",
-            train_named,
-            {
-                "data": what.data,
-                "model": what.model,
-                "method": METHODS[self.method],
-                "settings": settings,
-                "epochs": scope.epochs,
-                "batch_size": BATCH,
-                "seed": seed,
-                "noise_multiplier": self.noise_multiplier,
-                "delta": DELTA,
-                "evaluations": max(1, steps // LOOK_EVERY),
-                "test_rows": scope.test_rows,
-                "accountant": "rdp",
-                "unit_pixels": what.unit_pixels,
-                "rows": rows,
-            },
-        )
-
-
-@dataclass(frozen=True)
-class Best:
+class Best(NamedTuple):
     """The best of a grid by the mean over seeds."""
 
     settings: Settings
@@ -275,50 +208,79 @@ class Best:
 
 
 @dataclass(frozen=True)
-class Row:
+class Cell:
+    """A grid: one method at one granularity and epsilon."""
+
     k: int
     epsilon: int
     method: str
-    runs: int  # charged
     noise_multiplier: float | None
+
+    @property
+    def charged(self) -> int:
+        return len(grid(self.method, self.k))
+
+    def printed(self, what: Experiment) -> Printed | None:
+        known = PUBLISHED[what.data, self.k].rows if (what.data, self.k) in PUBLISHED else {}
+        return known.get(self.epsilon, {}).get(self.method)
+
+    def jobs(self, study: Study, settings: Settings, seeds: int) -> list[Job]:
+        """One set of settings with each seed."""
+        start = {"threshold": INITIAL_THRESHOLD} if self.method in ("Online", "FixedQuantile") else {}
+        chosen = {"method": METHODS[self.method], "settings": {**settings, **start}}
+        budget = "" if self.noise_multiplier is None else f" k={self.k} eps={self.epsilon}"
+        name = f"{self.method}{budget} {_spoken(settings)}"
+        study = study.but(**chosen, noise_multiplier=self.noise_multiplier)
+        return [study.job(f"{name} seed={seed}", seed=seed) for seed in range(1, seeds + 1)]
+
+
+class Row(NamedTuple):
+    cell: Cell
     last: Best  # by the last iterate
     optimistic: Best  # by the best checkpoint on the test set
-    printed: Printed | None
 
 
-def compare(run: Run, what: Experiment, scope: Scope) -> tuple[list[Row], dict[str, Any]]:
-    """Run the grids of ``scope`` and pick the best of each; with the numbers all of them share."""
-    counted = run([Job(f"rows of {what.data}", count_rows, {"data": what.data})])[0]
+def study_of(what: Experiment, protocol: Protocol, rows: int, steps: int) -> Study:
+    looks = {"evaluations": max(1, steps // LOOK_EVERY), "test_rows": protocol.test_rows}
+    data = {"data": what.data, "model": what.model, "unit_pixels": what.unit_pixels, "rows": rows}
+    plan = {"epochs": protocol.epochs, "batch_size": BATCH, "delta": DELTA, "accountant": "rdp"}
+    return Study(train_named, {**data, **plan, **looks})
+
+
+def compare(run: Run, what: Experiment, protocol: Protocol) -> tuple[list[Row], dict[str, Any]]:
+    """Run the grids of ``protocol`` and pick the best of each; with the numbers all of them share."""
+    (counted,) = run([Job(f"rows of {what.data}", count_rows, {"data": what.data})])
     rows = int(counted["train"])
-    steps = scope.epochs * round(rows / BATCH)
-    trials = [
-        Trial(method, k, epsilon, settings, noise)
-        for k, epsilon, method in product(scope.granularities, scope.epsilons, METHODS)
-        for noise in [_noise(method, k, epsilon, steps, rows)]
-        for settings in scope.candidates(method, k)
+    steps = protocol.epochs * round(rows / BATCH)
+    cells = [
+        Cell(k, epsilon, method, _noise(method, k, epsilon, steps, rows))
+        for k, epsilon, method in product(protocol.granularities, protocol.epsilons, METHODS)
     ]
-    seeds = range(1, scope.seeds + 1)
-    results = iter(run([trial.job(what, scope, rows, steps, seed) for trial in trials for seed in seeds]))
-    done = [(trial, [next(results) for _ in seeds]) for trial in trials]
-    compared = []
-    for k, epsilon, method in product(scope.granularities, scope.epsilons, METHODS):
-        of_grid = [(t, found) for t, found in done if (t.k, t.epsilon, t.method) == (k, epsilon, method)]
-        printed = PUBLISHED[what.data, k].rows if (what.data, k) in PUBLISHED else {}
-        compared.append(
-            Row(
-                k,
-                epsilon,
-                method,
-                len(grid(method, k)),
-                of_grid[0][0].noise_multiplier,
-                _best(of_grid, "accuracy"),
-                _best(of_grid, "best_accuracy"),
-                printed.get(epsilon, {}).get(method),
-            )
+    study = study_of(what, protocol, rows, steps)
+    jobs = {
+        (cell, i): cell.jobs(study, settings, protocol.seeds)
+        for cell in cells
+        for i, settings in enumerate(protocol.candidates(cell.method, cell.k))
+    }
+    found: dict[Cell, list[list[Result]]] = {}
+    for (cell, _), results in results_of(run, jobs).items():
+        found.setdefault(cell, []).append(results)
+    compared = [
+        Row(
+            cell,
+            *(_best(protocol.candidates(cell.method, cell.k), of, m) for m in ("accuracy", "best_accuracy")),
         )
-    test_rows = scope.test_rows or int(counted["test"])
-    shared = {"n": rows, "test_rows": test_rows, "steps": steps, "epochs": scope.epochs, "seeds": scope.seeds}
-    tried = {f"{m} k={k}": len(scope.candidates(m, k)) for k in scope.granularities for m in METHODS}
+        for cell, of in found.items()
+    ]
+    test_rows = protocol.test_rows or int(counted["test"])
+    shared = {
+        "n": rows,
+        "test_rows": test_rows,
+        "steps": steps,
+        "epochs": protocol.epochs,
+        "seeds": protocol.seeds,
+    }
+    tried = {f"{m} k={k}": len(protocol.candidates(m, k)) for k in protocol.granularities for m in METHODS}
     return compared, {**shared, "batch_size": BATCH, "delta": DELTA, "accountant": "rdp", "tried": tried}
 
 
@@ -326,12 +288,12 @@ def _noise(method: str, k: int, epsilon: int, steps: int, rows: int) -> float | 
     return None if method == "NoDP" else grid_noise(epsilon, len(grid(method, k)), steps, rows)
 
 
-def _best(of_grid: list[tuple[Trial, list[Result]]], measure: str) -> Best:
-    def scored(trial: Trial, found: list[Result]) -> Best:
-        scores = [100 * result[measure] for result in found]
-        return Best(trial.settings, fmean(scores), stdev(scores) if len(scores) > 1 else None)
+def _best(candidates: list[Settings], found: list[list[Result]], measure: str) -> Best:
+    def scored(settings: Settings, results: list[Result]) -> Best:
+        scores = [100 * result[measure] for result in results]
+        return Best(settings, fmean(scores), stdev(scores) if len(scores) > 1 else None)
 
-    return max((scored(trial, found) for trial, found in of_grid), key=lambda best: best.mean)
+    return max(map(scored, candidates, found), key=lambda best: best.mean)
 
 
 # The report ---------------------------------------------------------------------------------------------
@@ -343,66 +305,52 @@ def _spoken(settings: Settings) -> str:
     return " ".join(f"{_SYMBOLS[name]}={value:.4g}" for name, value in settings.items())
 
 
-def _printed(method: str, printed: Printed) -> str:
-    names = [_SYMBOLS[name] for name in grid(method, 5)[0]]
-    return " ".join(f"{name}={value:.4g}" for name, value in zip(names, printed.settings, strict=True))
-
-
 def _epochs(count: int) -> str:
     return "one epoch" if count == 1 else f"{count} epochs"
 
 
-_COLUMNS = (
-    "eps",
-    "method",
-    "runs charged",
-    "noise",
-    "last iterate %",
-    "settings",
-    "best look % (optimistic)",
-    "settings of it",
-    "published %",
-    "published settings",
-)
-
-
 def _tables(rows: list[Row], what: Experiment, shared: dict[str, Any]) -> list[Table]:
     tables = []
-    for k in sorted({row.k for row in rows}):
-        source = (
-            PUBLISHED[what.data, k].name
-            if (what.data, k) in PUBLISHED
-            else "k = 7 is printed as figures only"
-        )
-        seeds = "one seed" if shared["seeds"] == 1 else f"mean (std) over {shared['seeds']} seeds"
+    for k in sorted({row.cell.k for row in rows}):
+        known = PUBLISHED.get((what.data, k))
+        source = "k = 7 is printed as figures only" if known is None else known.name
         title = (
-            f"{what.title}, k = {k}, {shared['steps']} steps in {_epochs(shared['epochs'])}, "
-            f"n = {shared['n']:,}, test accuracy on {shared['test_rows']:,} rows, {seeds}; published: {source}"
-            f", n = {what.published_rows:,}, {what.published_steps:,} steps"
+            f"{what.title}, k = {k}, {shared['steps']} steps in {_epochs(shared['epochs'])}, n = {shared['n']:,}, "
+            f"test accuracy on {shared['test_rows']:,} rows, {show.seeds(shared['seeds'], 'mean (std) over {} seeds')}"
+            f"; published: {source}, n = {what.published_rows:,}, {what.published_steps:,} steps"
         )
-        lines = [
-            (
-                "inf" if row.noise_multiplier is None else str(row.epsilon),
-                row.method,
-                "-" if row.noise_multiplier is None else str(row.runs),
-                "-" if row.noise_multiplier is None else f"{row.noise_multiplier:.4f}",
-                str(row.last),
-                _spoken(row.last.settings),
-                str(row.optimistic),
-                _spoken(row.optimistic.settings),
-                "-" if row.printed is None else f"{row.printed.accuracy:.2f} ({row.printed.std:.2f})",
-                "-" if row.printed is None else _printed(row.method, row.printed),
-            )
-            for row in rows
-            # Without privacy there is one grid, not one for each epsilon.
-            if row.k == k and (row.method != "NoDP" or row.epsilon == rows[-1].epsilon)
+        # Without privacy there is one grid, not one for each epsilon.
+        end = rows[-1].cell.epsilon
+        shown = [
+            row for row in rows if row.cell.k == k and (row.cell.method != "NoDP" or row.cell.epsilon == end)
         ]
-        tables.append(Table(title, _COLUMNS, lines))
+        tables.append(Table.of(title, [_line(row, row.cell.printed(what)) for row in shown]))
     return tables
 
 
-def _notes(what: Experiment, scope: Scope, shared: dict[str, Any]) -> list[str]:
-    notes = [
+def _line(row: Row, printed: Printed | None) -> dict[str, str]:
+    cell, noise = row.cell, row.cell.noise_multiplier
+    names = grid(cell.method, 5)[0]
+    return {
+        "eps": "inf" if noise is None else str(cell.epsilon),
+        "method": cell.method,
+        "runs charged": "-" if noise is None else str(cell.charged),
+        "noise": "-" if noise is None else f"{noise:.4f}",
+        "last iterate %": str(row.last),
+        "settings": _spoken(row.last.settings),
+        "best look % (optimistic)": str(row.optimistic),
+        "settings of it": _spoken(row.optimistic.settings),
+        "published %": "-" if printed is None else f"{printed.accuracy:.2f} ({printed.std:.2f})",
+        "published settings": "-"
+        if printed is None
+        else _spoken(dict(zip(names, printed.settings, strict=True))),
+    }
+
+
+def _notes(what: Experiment, protocol: Protocol, shared: dict[str, Any]) -> list[str]:
+    tried, steps = protocol.tried or {}, shared["steps"]
+    thinned = ", ".join(f"{len(kept)} of {len(grid(m, 5))} for {m}" for m, kept in tried.items())
+    return show.said(
         "The budget is that of a whole grid: epsilon covers all of its runs at one seed, as charged in the table "
         f"(RDP accountant, Poisson batches, delta {DELTA:g}; the paper prints no delta). As in the paper, further "
         "seeds are not charged. All runs are seeded, for experiments: a known seed voids a guarantee.",
@@ -410,127 +358,103 @@ def _notes(what: Experiment, scope: Scope, shared: dict[str, Any]) -> list[str]:
         '"Last iterate" looks at the end only; "best look" is the paper\'s measure, the best of one look at the test '
         f"set about every {LOOK_EVERY} iterations, and optimistic.",
         "The paper draws batches of fixed size and prices them as Poisson samples; here they are Poisson samples.",
-        f"Threshold and rate of Online move by at most a factor of {math.exp(2.5e-3 * shared['steps']):.3g} in "
-        f"{shared['steps']} steps.",
+        f"Threshold and rate of Online move by at most a factor of {math.exp(2.5e-3 * steps):.3g} in {steps} steps.",
         "The paper does not print the noise of FixedQuantile's count; here it is a twentieth of the batch, as its "
         "authors advise. The accuracy without privacy is in the paper's figures only.",
-    ]
-    if what.data == "ag-news":
-        notes.append(
-            f"AG News has 120,000 training rows; {shared['n']:,} are here. With fewer rows the same epsilon takes "
-            "more noise, so published and our numbers are not those of one experiment."
-        )
-    if scope.tried is not None:
-        thinned = ", ".join(f"{len(kept)} of {len(grid(m, 5))} for {m}" for m, kept in scope.tried.items())
-        notes.append(
-            f"Quick: of some grids only the published winner and points near it were run ({thinned}; for NoDP "
-            "larger rates than the published 0.003162, which needs more steps); the noise is nevertheless that of the "
-            f"whole grid with {shared['steps']} steps a run."
-        )
-    if scope.epochs != EPOCHS:
-        notes.append(
-            f"Quick: {_epochs(scope.epochs)} instead of {EPOCHS}, so less noise a step but far fewer steps; the "
-            "published numbers stand beside ours for orientation only."
-        )
-    return notes
+        what.data == "ag-news"
+        and f"AG News has 120,000 training rows; {shared['n']:,} are here. With fewer rows the same epsilon takes "
+        "more noise, so published and our numbers are not those of one experiment.",
+        bool(tried)
+        and f"Quick: of some grids only the published winner and points near it were run ({thinned}; for NoDP "
+        "larger rates than the published 0.003162, which needs more steps); the noise is nevertheless that of the "
+        f"whole grid with {steps} steps a run.",
+        protocol.epochs != EPOCHS
+        and f"Quick: {_epochs(protocol.epochs)} instead of {EPOCHS}, so less noise a step but far fewer steps; the "
+        "published numbers stand beside ours for orientation only.",
+    )
 
 
 _COLOURS = dict(zip(PRIVATE, ("#0072b2", "#d55e00", "#cc79a7", "#009e73"), strict=True))
+_OURS: dict[str, Any] = {"fmt": "o", "capsize": 2}
+_OPEN: dict[str, Any] = {"markerfacecolor": "white", "markersize": 5}
 
 
 def _draw(figure: Figure, rows: list[Row], what: Experiment, shared: dict[str, Any]) -> None:
-    granularities = sorted({row.k for row in rows})
+    granularities = sorted({row.cell.k for row in rows})
     panels = figure.subplots(1, len(granularities), sharey=True, squeeze=False)[0]
     for axes, k in zip(panels, granularities, strict=True):
-        _draw_panel(axes, [row for row in rows if row.k == k])
-        axes.set(xlabel="epsilon of the whole grid", title=f"k = {k}")
+        _draw_panel(axes, [row for row in rows if row.cell.k == k], what)
+        show.dressed(axes, f"k = {k}", xlabel="epsilon of the whole grid", open_frame=True)
     panels[0].set_ylabel("test accuracy, %")
     handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside right center", frameon=False, fontsize=9)
-    seeds = "one seed" if shared["seeds"] == 1 else f"{shared['seeds']} seeds"
     figure.suptitle(
         f"{what.title}: best of the grid, n = {shared['n']:,} (paper: {what.published_rows:,}), "
-        f"{shared['steps']} steps (paper: {what.published_steps:,}), {seeds}",
+        f"{shared['steps']} steps (paper: {what.published_steps:,}), {show.seeds(shared['seeds'], '{} seeds')}",
         fontsize=11,
     )
 
 
-def _draw_panel(axes: Axes, rows: list[Row]) -> None:
+def _draw_panel(axes: Axes, rows: list[Row], what: Experiment) -> None:
     """Side by side for each epsilon: ours by the last iterate, ours at the best look, and what was published."""
-    epsilons = sorted({row.epsilon for row in rows})
-    for number, method in enumerate(PRIVATE):
-        of_method = sorted((row for row in rows if row.method == method), key=lambda row: row.epsilon)
-        at = [epsilons.index(row.epsilon) + 0.2 * (number - 1.5) for row in of_method]
-        colour = _COLOURS[method]
-        axes.errorbar(
-            at,
-            [row.last.mean for row in of_method],
-            [row.last.std or 0.0 for row in of_method],
-            fmt="o",
-            color=colour,
-            capsize=2,
-            label=method,
+    epsilons = sorted({row.cell.epsilon for row in rows})
+    for number, (method, colour) in enumerate(_COLOURS.items()):
+        of_method = sorted(
+            (row for row in rows if row.cell.method == method), key=lambda row: row.cell.epsilon
         )
+        at = [epsilons.index(row.cell.epsilon) + 0.2 * (number - 1.5) for row in of_method]
+        last = [row.last for row in of_method]
+        deviations = [best.std or 0.0 for best in last]
+        axes.errorbar(at, [best.mean for best in last], deviations, color=colour, label=method, **_OURS)
         axes.plot(at, [row.optimistic.mean for row in of_method], "_", color=colour, markersize=11)
-        known = [(x, row.printed) for x, row in zip(at, of_method, strict=True) if row.printed is not None]
+        known = [
+            (x, p) for x, row in zip(at, of_method, strict=True) if (p := row.cell.printed(what)) is not None
+        ]
         axes.errorbar(
             [x + 0.07 for x, _ in known],
             [printed.accuracy for _, printed in known],
             [printed.std for _, printed in known],
             fmt="D",
             color=colour,
-            markerfacecolor="white",
-            markersize=5,
             elinewidth=0.8,
+            **_OPEN,
         )
     axes.plot([], [], "o", color="grey", label="ours, last iterate")
     axes.plot([], [], "_", color="grey", markersize=11, label="ours, best look (optimistic)")
-    axes.plot([], [], "D", color="grey", markerfacecolor="white", markersize=5, label="published, best look")
-    ceiling = max((row.last.mean for row in rows if row.method == "NoDP"), default=None)
+    axes.plot([], [], "D", color="grey", label="published, best look", **_OPEN)
+    ceiling = max((row.last.mean for row in rows if row.cell.method == "NoDP"), default=None)
     if ceiling is not None:
         axes.axhline(ceiling, color="black", linestyle=":", linewidth=1, label="ours without privacy")
     axes.set_xticks(range(len(epsilons)), [str(epsilon) for epsilon in epsilons])
     axes.set_xlim(-0.6, len(epsilons) - 0.4)
     axes.grid(alpha=0.3, axis="y")
-    axes.spines[["top", "right"]].set_visible(False)
 
 
 def report(run: Run, quick: bool, what: Experiment) -> Report:
-    scope = what.quick if quick else Scope()
-    rows, shared = compare(run, what, scope)
+    protocol = what.quick if quick else Protocol()
+    rows, shared = compare(run, what, protocol)
     return Report(
         _tables(rows, what, shared),
-        _notes(what, scope, shared),
-        lambda figure: _draw(figure, rows, what, shared),
-        size=(4.0 + 3.2 * len(scope.granularities), 4.2),
-        settings={"data": what.data, "model": what.model, **shared},
+        _notes(what, protocol, shared),
+        partial(_draw, rows=rows, what=what, shared=shared),
+        (4.0 + 3.2 * len(protocol.granularities), 4.2),
+        {"data": what.data, "model": what.model, **shared},
     )
 
 
-def _oso_mnist(run: Run, quick: bool) -> Report:
-    return report(run, quick, MNIST)
-
-
-def _oso_ag_news(run: Run, quick: bool) -> Report:
+@recipe(
+    "oso-agnews",
+    "the whole grid of k = 5 at epsilon 3 with one seed, instead of k = 5, 7, 9 at epsilon 3, 5, 7, 9 with "
+    "five; about four minutes on two cores (the whole: eight hours)",
+)
+def agnews(run: Run, quick: bool) -> Report:
     return report(run, quick, AG_NEWS)
 
 
-RECIPES = {
-    recipe.name: recipe
-    for recipe in (
-        Recipe(
-            "oso-agnews",
-            "OSO on AG News: the best of whole grids, each under one budget (Galli et al. 2024, tables 10 and 13)",
-            _oso_ag_news,
-            "the whole grid of k = 5 at epsilon 3 with one seed, instead of k = 5, 7, 9 at epsilon 3, 5, 7, 9 with "
-            "five; about four minutes on two cores (the whole: eight hours)",
-        ),
-        Recipe(
-            "oso-mnist",
-            "OSO on MNIST: the best of whole grids, each under one budget (Galli et al. 2024, tables 8 and 11)",
-            _oso_mnist,
-            "14 runs of the grid of k = 5 at epsilon 3 with one seed, one epoch instead of ten, 2,000 test rows; "
-            "about eight minutes on two cores (the whole, 6,000 runs: weeks)",
-        ),
-    )
-}
+@recipe(
+    "oso-mnist",
+    "14 runs of the grid of k = 5 at epsilon 3 with one seed, one epoch instead of ten, 2,000 test rows; "
+    "about eight minutes on two cores (the whole, 6,000 runs: weeks)",
+)
+def mnist(run: Run, quick: bool) -> Report:
+    return report(run, quick, MNIST)
