@@ -316,13 +316,15 @@ def network_for(model: str, shape: Sequence[int], classes: int, seed: int) -> nn
     import torch
 
     import sordino.models as models
+    from sordino.named import MODELS
 
     torch.manual_seed(seed)
     name, _, variant = model.partition(":")
     if name == "fed_cnn":
         return fed_cnn(augmented=variant == "augmented")
-    make = adadp_cnn if model == "adadp_cnn" else getattr(models, model, None)
-    network: nn.Module = make() if callable(make) else models.build_model(model, shape, classes)
+    if name in MODELS:
+        return models.build_model(model, shape, classes)
+    network: nn.Module = adadp_cnn() if model == "adadp_cnn" else getattr(models, model)()
     return network
 
 
