@@ -38,8 +38,11 @@ class RunPlan(ABC):
             "parameters": self.parameters,
             "seeded": self.seeded,
             "secure": self.terms.secure,
-            **self.details,
         }
+        taken = sorted(plan.keys() & self.details.keys())
+        if taken:
+            raise ValueError(f"details has {taken[0]!r}, which run.json says by itself: call it otherwise")
+        plan |= self.details
         if self.caveat is not None:
             plan["caveat"] = self.caveat
         return plan
