@@ -200,7 +200,8 @@ def by_autograd(model: nn.Module, loss: Any, vector: ParameterVector, rows: Rows
         parameters = {
             slot.name: leaf[slot.start : slot.stop].view_as(slot.parameter) for slot in vector.slots
         }
-        outputs = torch.func.functional_call(model, parameters, (inputs,))
+        called: Any = ((), inputs) if isinstance(inputs, dict) else ((inputs,), {})
+        outputs = torch.func.functional_call(model, parameters, *called)
         total = sum(w * value for w, value in zip(weights, loss(outputs, targets), strict=True))
         result.append(torch.autograd.grad(total, leaf)[0])
     return torch.stack(result)
@@ -311,8 +312,8 @@ def test_inputs_that_are_trees() -> None:
             super().__init__()
             self.left, self.right = nn.Linear(4, 3), nn.Linear(2, 3)
 
-        def forward(self, x: dict[str, Tensor]) -> Tensor:
-            output: Tensor = self.left(x["left"]) + self.right(x["right"])
+        def forward(self, left: Tensor, right: Tensor) -> Tensor:  # as in central training
+            output: Tensor = self.left(left) + self.right(right)
             return output
 
     model, vector, (x, inputs, targets, weights) = model_and_rows(Two, (6,))

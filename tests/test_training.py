@@ -139,7 +139,7 @@ def test_methods_that_adapt_go_on_bit_for_bit(
     monkeypatch.undo()
     found = Checkpoint.load(tmp_path / "cut/checkpoint")
     assert found is not None
-    assert 0 < found.state["gate_step"] < stop_at
+    assert 0 < found.state["process"]["gate"]["step"] < stop_at
     monkeypatch.setattr(conductor, "_CHECKPOINTS", 4)
     resumed = start(toy, out=tmp_path / "cut", resume=True, **options)
     for name in ("model.safetensors", "history.jsonl"):

@@ -32,6 +32,7 @@ from sordino.gradients import MOST_UNITS, Engine, Loss, Norms, Unsuitable, round
 from sordino.noise import Gaussian, GaussianNoise, Mechanism, Streams
 from sordino.noise.grid import ROUNDING, grid_for
 from sordino.privacy import Ledger
+from sordino.tasks import Task, as_task
 from sordino.terms import Terms
 from sordino.vector import holding
 
@@ -341,7 +342,7 @@ class Gate(ExampleGate):
     def __init__(
         self,
         model: nn.Module,
-        loss: Loss,
+        loss: Loss | Task,
         data: Any,
         *,
         clip: ClippingPolicy,
@@ -360,7 +361,7 @@ class Gate(ExampleGate):
     ) -> None:
         if secure and seed is not None:
             raise ValueError("secure=True takes its randomness from the operating system: leave out the seed")
-        engine = Engine(model, loss, microbatch=microbatch, keep_loss=show_unprotected)
+        engine = Engine(model, as_task(loss).per_example, microbatch=microbatch, keep_loss=show_unprotected)
         examples = as_examples(data)
         members = Members(len(examples), groups)
         terms = Terms(clip, noise or Gaussian(), sampling, members.count, steps, noise_multiplier, secure)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +14,9 @@ from torch import Tensor, nn
 from sordino.data import as_examples, tree_map
 from sordino.data.shakespeare import SPECIAL
 from sordino.gradients import Loss, Unsuitable, call_model, evaluating
+from sordino.gradients.calls import check_loss
 from sordino.models import next_word_loss
+from sordino.warn import warn
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,8 @@ class Task:
                 f"scores is a function of what the model returns, as in lambda output: output.logits, not "
                 f"{self.scores!r}"
             )
+        if not isinstance(self.metrics, Mapping):
+            raise ValueError("metrics have names, as in metrics={'accuracy': function of (scores, targets)}")
         wrong = [
             name for name, each in self.metrics.items() if not (callable(each) or isinstance(each, Metric))
         ]
@@ -82,11 +86,13 @@ class Task:
 
     def results(self, totals: Mapping[str, Sequence[Any]]) -> dict[str, float]:
         return {
-            name: metric.result(*totals[name])
-            if isinstance(metric, Metric)
-            else totals[name][0] / totals[name][1]
+            name: float(metric.result(*totals[name]) if isinstance(metric, Metric) else _ratio(*totals[name]))
             for name, metric in self.metrics.items()
         }
+
+    def missing(self, scores: Any, targets: Any) -> str | None:
+        """What is not measured though it might be expected, and why."""
+        return None
 
 
 def classification(loss: Loss | None = None, scores: Callable[[Any], Any] | None = None) -> Task:
@@ -133,17 +139,25 @@ class _Guessed(Task):
     """Accuracy if outputs are [n, classes] and targets whole numbers [n]; never left out in silence."""
 
     def sums(self, scores: Any, targets: Any) -> dict[str, Sequence[Any]]:
-        labels = isinstance(targets, Tensor) and targets.dim() == 1 and not targets.is_floating_point()
-        if labels and isinstance(scores, Tensor) and scores.dim() == 2:
-            return {"accuracy": _right(scores, targets)}
-        if labels and not isinstance(scores, Tensor):
-            warnings.warn(
-                f"accuracy is not measured, since the model returns a {type(scores).__name__}: in the place of "
-                "the loss give a task that says where the scores are, as in "
-                "classification(scores=lambda output: output.logits)",
-                stacklevel=3,
+        return (
+            {"accuracy": _right(scores, targets)}
+            if _are_labels(targets) and _are_class_scores(scores)
+            else {}
+        )
+
+    def missing(self, scores: Any, targets: Any) -> str | None:
+        if not _are_labels(targets) or _are_class_scores(scores) or "_said" in vars(self):
+            return None
+        vars(self)["_said"] = True  # once in a run, however often it is evaluated
+        if isinstance(scores, Tensor):
+            return (
+                f"accuracy is not measured, since the model returns {_shape_of_a_row(scores)} for each row, which are "
+                "no scores of classes: in the place of the loss give a Task with metrics of your own"
             )
-        return {}
+        return (
+            f"accuracy is not measured, since the model returns a {type(scores).__name__}: in the place of the loss "
+            "give a task that says where the scores are, as in classification(scores=lambda output: output.logits)"
+        )
 
     def results(self, totals: Mapping[str, Sequence[Any]]) -> dict[str, float]:
         return {name: _ratio(*sums) for name, sums in totals.items()}
@@ -160,22 +174,33 @@ def evaluate(
         for start in range(0, len(examples), batch):
             rows = examples.take(torch.arange(start, min(start + batch, len(examples))))
             inputs, targets = tree_map(lambda leaf: leaf.to(device), rows)
-            try:
+            with _quoting_nothing():
                 scores = task.scores_of(call_model(model, inputs))
-                total += float(task.loss(scores, targets).sum())
+                losses = task.loss(scores, targets)
+                check_loss(losses, min(batch, len(examples) - start))
+                total += float(losses.sum())
                 found = task.sums(scores, targets)
-            except Unsuitable:
-                raise
-            except Exception as error:
-                raise ValueError(
-                    f"the model, the loss or a metric fails on held-out rows with {type(error).__name__} (what it says "
-                    "may quote them): check their labels and shapes"
-                ) from None
-            sums = (
-                found if start == 0 else {n: _added(sums[n], part) for n, part in found.items() if n in sums}
-            )
-    measured = {f"{prefix}{name}": value for name, value in task.results(sums).items()}
+                sums = found if start == 0 else {name: _added(sums[name], found[name]) for name in sums}
+            missing = task.missing(scores, targets) if start == 0 else None
+            if missing is not None:
+                warn(missing)
+    with _quoting_nothing():
+        measured = {f"{prefix}{name}": value for name, value in task.results(sums).items()}
     return {**measured, f"{prefix}loss": total / len(examples)}
+
+
+@contextmanager
+def _quoting_nothing() -> Iterator[None]:
+    """What fails on held-out rows may say what is in them."""
+    try:
+        yield
+    except Unsuitable:
+        raise
+    except Exception as error:
+        raise ValueError(
+            f"the model, the loss or a metric fails on held-out rows with {type(error).__name__} (what it says may "
+            "quote them): check their labels and shapes"
+        ) from None
 
 
 def _added(totals: Sequence[Any], part: Sequence[Any]) -> list[Any]:
@@ -195,6 +220,20 @@ def _ratio(part: float, whole: float) -> float:
     return part / whole if whole else math.nan
 
 
+def _are_labels(targets: Any) -> bool:
+    return isinstance(targets, Tensor) and targets.dim() == 1 and not targets.is_floating_point()
+
+
+def _are_class_scores(scores: Any) -> bool:
+    """[n, classes]; of a single column the largest would always be the first."""
+    return isinstance(scores, Tensor) and scores.dim() == 2 and scores.shape[1] > 1
+
+
+def _shape_of_a_row(scores: Tensor) -> str:
+    numbers = scores.shape[1:].numel()
+    return "one number" if numbers == 1 else f"numbers of shape {list(scores.shape[1:])}"
+
+
 def _right(scores: Tensor, targets: Tensor) -> Sequence[Any]:
     return int((scores.argmax(1) == targets).sum()), len(targets)
 
@@ -210,7 +249,7 @@ def _words_right(scores: Tensor, targets: Tensor) -> Sequence[Any]:
 
 def _columns(values: Tensor) -> Tensor:
     """[n, k], of one number for each row or several."""
-    return values.reshape(len(values), -1)
+    return values.flatten(1) if values.dim() > 1 else values.unsqueeze(1)
 
 
 def _errors(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -232,13 +271,33 @@ def _absolute_errors(outputs: Tensor, targets: Tensor) -> Tensor:
     return _errors(outputs, targets).abs().mean(1)
 
 
+@dataclass(frozen=True)
+class _Spread:
+    """Squared deviations from the mean, which are added without the loss of digits that sums of squares suffer (Chan,
+    Golub and LeVeque 1983): targets may be years, or amounts in cents."""
+
+    count: int
+    mean: Tensor  # [k]
+    deviations: Tensor  # [k], their squares added up
+
+    def __add__(self, other: _Spread) -> _Spread:
+        count, apart = self.count + other.count, other.mean - self.mean
+        return _Spread(
+            count,
+            self.mean + apart * other.count / count,
+            self.deviations + other.deviations + apart.square() * self.count * other.count / count,
+        )
+
+
 def _spread_sums(outputs: Tensor, targets: Tensor) -> Sequence[Any]:
     values = _columns(targets).double()
-    squares = _errors(outputs, targets).double().square().sum(0)
-    return len(values), values.sum(0), values.square().sum(0), squares
+    mean = values.mean(0)
+    errors = _errors(outputs.double(), targets.double()).square().sum(0)
+    return _Spread(len(values), mean, (values - mean).square().sum(0)), errors
 
 
-def _r_squared(count: int, total: Tensor, squares: Tensor, errors: Tensor) -> float:
+def _r_squared(spread: _Spread, errors: Tensor) -> float:
     """1 - squared errors / squared deviations, the mean over outputs; no number where targets are all alike."""
-    deviations = squares - total.square() / count
-    return float((1 - errors / deviations).mean()) if bool((deviations > 0).all()) else math.nan
+    rounding = spread.count * (1e-14 * spread.mean).square()
+    alike = bool((spread.deviations <= rounding).any())
+    return math.nan if alike else float((1 - errors / spread.deviations).mean())

@@ -42,6 +42,12 @@ class Terms:
     def __post_init__(self) -> None:
         if not (self.multiplier >= 0 and math.isfinite(self.multiplier)):
             raise ValueError(f"noise_multiplier must be 0 or positive, not {self.multiplier:g}")
+        if not isinstance(self.clip, ClippingPolicy):
+            raise ValueError(f"clip must be a clipping policy such as Fixed(1.0), not {self.clip!r}")
+        if not isinstance(self.sampling, Sampling):
+            raise ValueError(
+                f"sampling must be one such as Poisson(0.1) or FixedOrder(10), not {self.sampling!r}"
+            )
         if not isinstance(self.noise, Mechanism):
             raise ValueError(f"noise must be a mechanism such as Tree(restart_every=1), not {self.noise!r}")
         self.sampling.check(self.units)
@@ -99,6 +105,10 @@ class Terms:
         """These terms with the noise that the planned releases need, from whatever the user gave, and delta."""
         if (budget is None) == (noise_multiplier is None):
             raise ValueError("give either a budget (epsilon and delta) or a noise multiplier")
+        if budget is not None and delta not in (None, budget.delta):
+            raise ValueError(
+                f"delta is said twice, as {budget.delta:g} in the budget and as {delta:g}: leave out one"
+            )
         assert self.steps is not None
         calls = self.steps
         if budget is not None:

@@ -82,7 +82,7 @@ def train(
     >>> run.epsilon <= 3, sorted(run.metrics)
     (True, ['covered'])
     """
-    (asked,) = taken(options, Options)
+    (asked,) = taken(options, train, Options)
     task, examples = as_task(loss), as_examples(data)
     refuse(model)  # before any data is touched
     method = method_named(method) if isinstance(method, str) else method

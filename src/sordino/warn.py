@@ -12,4 +12,4 @@ def warn(text: str) -> None:
         ("sordino.", "contextlib")
     ):
         level, frame = level + 1, frame.f_back
-    warnings.warn(text, stacklevel=level - 1)
+    warnings.warn(text, stacklevel=level)

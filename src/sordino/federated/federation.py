@@ -95,7 +95,7 @@ def federate(
     >>> run.epsilon, len(run.history)
     (inf, 2)
     """
-    asked, training, promised, means = taken(options, Options, LocalTraining, UserPrivacy, Means)
+    asked, training, promised, means = taken(options, federate, Options, LocalTraining, UserPrivacy, Means)
     asked = asked if observe is None else replace(asked, callbacks=(*asked.callbacks, observe))
     refuse(model)  # before any data is touched
     task, private = as_task(loss), asked.wants_privacy

@@ -13,6 +13,7 @@ from sordino.federated.pool import Pool
 from sordino.federated.rounds import Workplace, made_up_batch
 from sordino.federated.setup import (
     Federation,
+    check_gradients,
     check_own_loop,
     draws_randomness,
     measured_engine,
@@ -67,10 +68,11 @@ def machinery_for(federation: Federation, recording: Recording, expected: float)
         check_own_loop(rule, vector.theta, population)
         engine = "looped"
     engine = recording.chosen("engine", engine)
+    gradients = engine_named("looped" if engine == "auto" else engine, model, loss, vector, reuse=True)
+    if not isinstance(rule, OwnLoop):
+        check_gradients(gradients, vector.theta, population, plan, federation.private or engine == "auto")
     if engine == "auto":
         engine, gradients = measured_engine(model, loss, vector, population, plan, chunk)
-    else:
-        gradients = engine_named(engine, model, loss, vector, reuse=True)
     workplace = Workplace(population, gradients, federation.algorithm, rule, plan, public, draws)
     workers = means.workers or recording.chosen("workers", None)
     if workers is None:

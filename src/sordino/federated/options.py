@@ -104,3 +104,7 @@ class Means:
     def __post_init__(self) -> None:
         if self.workers is not None and self.workers < 1:
             raise ValueError(f"workers must be at least 1, not {self.workers}")
+        if self.chunk is not None and self.chunk < 1:
+            raise ValueError(f"chunk is how many clients are stepped together, at least 1, not {self.chunk}")
+        if self.patience is not None and not self.patience > 0:
+            raise ValueError(f"patience is a number of seconds, above 0, not {self.patience:g}")

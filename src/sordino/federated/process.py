@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -95,7 +96,7 @@ class SeenRound(Seen):
     """After a round of a federation. Under privacy nobody is named."""
 
     now: Round
-    server: Mapping[str, Any]
+    server: Mapping[str, Any]  # what the algorithm keeps, as it is now; do not write to it
     mean: Mapping[str, Tensor]  # of what was sent, by name; empty if nobody sent anything
     participants: tuple[int, ...]  # under privacy always empty
     population: Population | None  # under privacy always None
@@ -209,11 +210,16 @@ class Rounds(Process):
                 self._last = Gathered(**state["last"], participants=self._plan.expected)
 
     def complaints(self, history: Sequence[Line]) -> list[str]:
-        if self.door is None or history[-1]["threshold"] < 10 * history[0]["threshold"]:
+        if self.door is None:
+            return []
+        first, last = (
+            float(line["threshold"]) for line in (history[0], history[-1])
+        )  # read back it may be "inf"
+        if last < 10 * first or math.isinf(first):
             return []
         return [
-            f"the threshold grew from {history[0]['threshold']:.3g} to {history[-1]['threshold']:.3g}, so noise may "
-            "have taken over: use a fixed threshold or more clients a round"
+            f"the threshold grew from {first:.3g} to {last:.3g}, so noise may have taken over: use a fixed threshold "
+            "or more clients a round"
         ]
 
     def facts(self) -> Mapping[str, Any]:

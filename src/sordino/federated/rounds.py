@@ -250,9 +250,11 @@ def joined(parts: Sequence[Finished]) -> Finished:
     )
 
 
-def made_up_batch(population: Population, plan: LocalPlan, clients: int) -> tuple[Any, Any, Tensor]:
+def made_up_batch(
+    population: Population, plan: LocalPlan, clients: int, *, ones: bool = False
+) -> tuple[Any, Any, Tensor]:
     """Made-up rows of the right shapes [P, b, ...], to measure engines with."""
-    inputs, targets = population.examples.template(clients * plan.batch_size)
+    inputs, targets = population.examples.template(clients * plan.batch_size, ones=ones)
 
     def by_client(leaf: Tensor) -> Tensor:
         return leaf.view(clients, plan.batch_size, *leaf.shape[1:])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import multiprocessing
 import tempfile
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -27,7 +28,7 @@ from sordino.federated.options import LocalTraining, Means
 from sordino.federated.population import LocalPlan, Population, Rows, rows_or_none
 from sordino.federated.rounds import made_up_batch, own_update
 from sordino.federated.store import ClientStore
-from sordino.gradients import Loss
+from sordino.gradients import Loss, Unsuitable
 from sordino.noise import Mechanism, Streams
 from sordino.runs.resume import behaviour
 from sordino.runs.writing import writing
@@ -206,6 +207,28 @@ def check_own_loop(rule: OwnLoop, theta: Tensor, population: Population) -> None
         raise ValueError(
             f"the loop given as OwnLoop fails on made-up rows: {type(error).__name__}: {error}"
         ) from error
+
+
+def check_gradients(
+    gradients: Gradients, theta: Tensor, population: Population, plan: LocalPlan, strictly: bool
+) -> None:
+    """Try model and loss on made-up rows: where every client fails, privacy would be spent on noise alone.
+
+    A model that cannot run on made-up values is refused if ``strictly``; else its clients will tell.
+    """
+    problems = []
+    for ones in (False, True):
+        try:
+            with torch.random.fork_rng(devices=[]), torch.no_grad(), warnings.catch_warnings(action="ignore"):
+                gradients(theta.repeat(1, 1), *made_up_batch(population, plan, 1, ones=ones))
+            return
+        except Unsuitable:
+            raise
+        except Exception as problem:
+            problems.append(problem)
+    if strictly or isinstance(problems[0], ValueError):
+        kind = "" if isinstance(problems[0], ValueError) else f"{type(problems[0]).__name__}: "
+        raise Unsuitable(f"clients of this model fail on made-up rows: {kind}{problems[0]}") from problems[0]
 
 
 def check_disjoint(population: Population) -> None:

@@ -14,11 +14,14 @@ Loss = Callable[[Any, Any], Tensor]
 
 def call_model(model: nn.Module, inputs: Any) -> Any:
     """``model(x)``, ``model(*tuple)`` or ``model(**dict)``."""
+    positional, named = arguments_of(inputs)
+    return model(*positional, **named)
+
+
+def arguments_of(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     if isinstance(inputs, dict):
-        return model(**inputs)
-    if isinstance(inputs, (tuple, list)):
-        return model(*inputs)
-    return model(inputs)
+        return (), inputs
+    return (tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,)), {}
 
 
 def check_loss(losses: Any, batch: int) -> None:

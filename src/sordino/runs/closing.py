@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import nn
 
@@ -21,9 +21,6 @@ from sordino.runs.plan import RunPlan
 from sordino.runs.process import Line, Process
 from sordino.runs.recording import Recording
 from sordino.warn import warn
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclass(frozen=True)

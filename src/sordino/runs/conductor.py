@@ -6,10 +6,13 @@ from where it goes on. Everything else about a run, central or federated, is in 
 
 from __future__ import annotations
 
+import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
+from copy import deepcopy
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -120,24 +123,28 @@ class _Score:
         if self.journal is not None:
             self.journal.sync()  # before anything that follows from a release is shown
         line = self._line(done) if due else None
-        seen = self.process.seen(done, self.plan.steps, line)
-        said: dict[str, Any] = {}
-        for callback in callbacks:
-            said |= _plain(callback(seen))
+        said = self._said(done, line)
         if line is None and not said:
             return self.bar.update(done)
         line = self._line(done) if line is None else line
-        taken = sorted(said.keys() & line.keys())
-        if taken:
-            raise ValueError(
-                f"a callback returned {taken[0]!r}, which the history has already: call it otherwise"
-            )
+        facts = shown(line)
+        _refuse_taken(said, {"covered", *line})
         if said:
             line |= {**said, "covered": False}
         self.history.append(line)
         if self.directory is not None:
             self.directory.append_history(line)
-        self.bar.update(done, shown(line))
+        self.bar.update(done, facts)
+
+    def _said(self, done: int, line: Line | None) -> Line:
+        """What callbacks make of what they see. They see a copy of the line: nothing of it is theirs to change."""
+        said: Line = {}
+        for callback in self.recording.asked.callbacks:
+            seen = self.process.seen(done, self.plan.steps, deepcopy(line))
+            more = _plain(callback(seen))
+            _refuse_taken(more, said)
+            said |= more
+        return said
 
     def _line(self, done: int) -> Line:
         line = self.process.line()
@@ -166,7 +173,31 @@ def _plain(said: Mapping[str, Any] | None) -> dict[str, Any]:
         raise ValueError(
             f"a callback returns None, or names and numbers for the history, not a {type(said).__name__}"
         )
-    return {
-        str(name): value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
-        for name, value in said.items()
-    }
+    return {str(name): _plain_value(str(name), value) for name, value in said.items()}
+
+
+def _plain_value(name: str, value: Any) -> Any:
+    if isinstance(value, Tensor | np.ndarray | np.generic) and _count(value) == 1:
+        value = value.item()
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    try:
+        # A copy, for what a callback goes on collecting in, and as it will be read back.
+        return json.loads(json.dumps(value))
+    except (TypeError, ValueError, RecursionError):
+        raise ValueError(
+            f"a callback returned a {type(value).__name__} as {name!r}, which the history cannot hold: return numbers, "
+            "text, or lists of them"
+        ) from None
+
+
+def _count(value: Tensor | np.ndarray[Any, Any] | np.generic) -> int:
+    return value.numel() if isinstance(value, Tensor) else value.size
+
+
+def _refuse_taken(said: Line, taken: Container[str]) -> None:
+    for name in sorted(said):
+        if name in taken:
+            raise ValueError(
+                f"a callback returned {name!r}, which the history has already: call it otherwise"
+            )

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping, Sequence
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from inspect import signature
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -71,18 +73,11 @@ class Options:
         object.__setattr__(self, "budget", budget_of(self.budget))
         if self.secure and self.seed is not None:
             raise ValueError("secure=True takes its randomness from the operating system: leave out the seed")
-        if self.evaluations != int(self.evaluations) or self.evaluations < 1:
-            raise ValueError(
-                f"evaluations is how often the test rows are looked at, at least once, not {self.evaluations!r}"
-            )
+        object.__setattr__(self, "evaluations", _times(self.evaluations))
         if isinstance(self.assumptions, str):
             raise ValueError("assumptions is a list of sentences: put yours in brackets")
-        calls = [self.callbacks] if callable(self.callbacks) else list(self.callbacks)
-        if not all(callable(each) for each in calls):
-            raise ValueError(
-                "callbacks are functions of what a run has shown so far (a Seen): give a list of them"
-            )
-        object.__setattr__(self, "callbacks", tuple(calls))
+        object.__setattr__(self, "callbacks", _functions(self.callbacks))
+        _check_details(self.details)
 
     @property
     def wants_privacy(self) -> bool:
@@ -93,23 +88,51 @@ class Options:
         if self.device is None:
             return
         try:
-            model.to(self.device)
-        except (RuntimeError, AssertionError) as error:
+            model.to(torch.device(self.device))
+        except (RuntimeError, AssertionError, TypeError, NotImplementedError) as error:
             reason = str(error).splitlines()[0]
             raise ValueError(f"the model cannot be moved to device {str(self.device)!r}: {reason}") from error
 
 
-def taken(given: Mapping[str, Any], *kinds: type[Any]) -> list[Any]:
-    """Keywords as dataclasses, each with its own; one that none of them has raises TypeError, as in any function."""
+def _times(evaluations: Any) -> int:
+    if not isinstance(evaluations, int | float) or not evaluations >= 1 or evaluations % 1 != 0:
+        raise ValueError(
+            f"evaluations is how often the test rows are looked at, at least once, not {evaluations!r}"
+        )
+    return int(evaluations)
+
+
+def _functions(callbacks: Any) -> tuple[Callback, ...]:
+    calls = list(callbacks) if isinstance(callbacks, Iterable) else [callbacks]
+    if not all(callable(each) for each in calls):
+        raise ValueError(
+            "callbacks are functions of what a run has shown so far (a Seen): give a list of them"
+        )
+    return tuple(calls)
+
+
+def _check_details(details: Mapping[str, Any] | None) -> None:
+    try:
+        json.dumps(dict(details or {}))
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"details are names with numbers, text, or lists of them, for run.json: {error}"
+        ) from error
+
+
+def taken(given: Mapping[str, Any], function: Callable[..., Any], *kinds: type[Any]) -> list[Any]:
+    """Keywords as dataclasses, each with its own; one that none of them has raises TypeError, as in any function.
+
+    ``function`` is the one that was called, which has keywords besides.
+    """
     names = [[each.name for each in fields(kind)] for kind in kinds]
     known = [name for of_kind in names for name in of_kind]
+    known += [name for name, each in signature(function).parameters.items() if each.kind is each.KEYWORD_ONLY]
     for name in given:
         if name not in known:
             close = difflib.get_close_matches(name, known, n=1)
             hint = f"did you mean {close[0]}? " if close else ""
-            raise TypeError(
-                f"there is no keyword {name!r}: {hint}besides its own there are {', '.join(known)}"
-            )
+            raise TypeError(f"there is no keyword {name!r}: {hint}there are {', '.join(sorted(known))}")
     return [
         kind(**{name: given[name] for name in of_kind if name in given})
         for kind, of_kind in zip(kinds, names, strict=True)

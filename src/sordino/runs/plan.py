@@ -25,9 +25,17 @@ class RunPlan(ABC):
     assumptions: tuple[str, ...]  # what a reader of the guarantee must believe
     details: Mapping[str, Any] = field(default_factory=dict)  # of the caller's own
 
+    def __post_init__(self) -> None:
+        taken = sorted(self._own().keys() & self.details.keys())
+        if taken:
+            raise ValueError(f"details has {taken[0]!r}, which run.json says by itself: call it otherwise")
+
     def describe(self) -> dict[str, Any]:
         """As plain data: what run.json says, and what a resumed run must have in common with it."""
-        plan = {
+        return {**self._own(), **self.details}
+
+    def _own(self) -> dict[str, Any]:
+        return {
             "data": self.data,
             "n": self.terms.units,
             "unit": self.unit,
@@ -38,11 +46,8 @@ class RunPlan(ABC):
             "parameters": self.parameters,
             "seeded": self.seeded,
             "secure": self.terms.secure,
-            **self.details,
+            **({} if self.caveat is None else {"caveat": self.caveat}),
         }
-        if self.caveat is not None:
-            plan["caveat"] = self.caveat
-        return plan
 
     @property
     def caveat(self) -> str | None:

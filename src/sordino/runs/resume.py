@@ -25,14 +25,18 @@ def streams_of(seed: int | None, saved: Saved | None) -> Streams:
 
 
 # What follows from another thing that changed, and would only distract from it.
-_FOLLOWS = {"noise_multiplier": "epsilon", "steps": "epochs", "batches": "epochs"}
+_FOLLOWS = {
+    "noise_multiplier": {"epsilon", "delta", "accountant", "epochs", "rounds"},
+    "steps": {"epochs", "rounds"},
+    "batches": {"epochs"},
+}
 
 
 def check_same_plan(saved: dict[str, Any], now: dict[str, Any]) -> None:
     # JSON turned tuples into lists; compare in that form.
     now = json.loads(json.dumps(now))
     different = {name for name in {**saved, **now} if saved.get(name) != now.get(name)}
-    different -= {name for name, cause in _FOLLOWS.items() if cause in different}
+    different -= {name for name, causes in _FOLLOWS.items() if causes & different}
     if different:
         raise ValueError(
             f"this is not the run that was interrupted: {', '.join(sorted(different))} changed; "

@@ -21,6 +21,7 @@ from torch.func import functional_call, grad, vmap
 from sordino.data.tree import tree_map
 from sordino.federated.engines.losses import Loss
 from sordino.federated.engines.stacked import StackedGradients
+from sordino.gradients.calls import arguments_of, call_model
 from sordino.named import ENGINES
 from sordino.vector import ParameterVector
 
@@ -68,7 +69,8 @@ def mapped(model: nn.Module, loss: Loss, vector: ParameterVector, *, reuse: bool
 
     def weighted_loss(x_d: Tensor, inputs_B: Any, targets_B: Any, weights_B: Tensor) -> Tensor:
         parts = [part for _, part in vector.split(x_d)]
-        outputs = functional_call(model, dict(zip(names, parts, strict=True)), (inputs_B,))
+        called = dict(zip(names, parts, strict=True))
+        outputs = functional_call(model, called, *arguments_of(inputs_B))
         return _weighted(loss(outputs, targets_B), weights_B)
 
     gradients: Gradients = vmap(grad(weighted_loss), randomness="error")  # type: ignore[arg-type]
@@ -87,7 +89,7 @@ def looped(model: nn.Module, loss: Loss, vector: ParameterVector, *, reuse: bool
                 vector.theta.copy_(x_d)
                 inputs_B, targets_B = (_row(tree, row) for tree in (inputs_PB, targets_PB))
                 with torch.enable_grad():
-                    total = _weighted(loss(model(inputs_B), targets_B), weights_B)
+                    total = _weighted(loss(call_model(model, inputs_B), targets_B), weights_B)
                     parts = torch.autograd.grad(total, parameters, materialize_grads=True)
                 torch.cat([part.flatten() for part in parts], out=into)
         finally:
