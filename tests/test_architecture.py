@@ -82,6 +82,13 @@ def test_every_part_has_its_place() -> None:
     assert parts == set(ORDER)
 
 
+def test_the_order_is_the_one_that_is_described() -> None:
+    page = (BENCHMARKS.parent / "docs" / "design.md").read_text()
+    block = page.split("```text\n")[1].split("```")[0]
+    names = [name for line in block.splitlines() for name in line.split("  ")[0].split(", ")]
+    assert names == ORDER
+
+
 def test_no_function_is_too_long_to_be_read_at_once() -> None:
     hallway = runpy.run_path(str(BENCHMARKS / "hallway.py"))
     found = hallway["functions"](BENCHMARKS.parent)
