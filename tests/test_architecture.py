@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import runpy
 import subprocess
 import sys
 from importlib.metadata import version
@@ -13,6 +14,7 @@ import pytest
 import sordino
 
 SOURCE = Path(sordino.__file__).parent
+BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 # Each part may import itself and the parts before it.
 ORDER = [
     "registry",
@@ -78,6 +80,22 @@ def test_imports_point_one_way(path: Path) -> None:
 def test_every_part_has_its_place() -> None:
     parts = {part_of(p) for p in SOURCE.rglob("*.py")} - {"__init__"}
     assert parts == set(ORDER)
+
+
+def test_the_order_is_the_one_that_is_described() -> None:
+    page = (BENCHMARKS.parent / "docs" / "design.md").read_text()
+    block = page.split("```text\n")[1].split("```")[0]
+    names = [name for line in block.splitlines() for name in line.split("  ")[0].split(", ")]
+    assert names == ORDER
+
+
+def test_no_function_is_too_long_to_be_read_at_once() -> None:
+    hallway = runpy.run_path(str(BENCHMARKS / "hallway.py"))
+    found = hallway["functions"](BENCHMARKS.parent)
+    assert [f"{each.name} in {each.file}: {each.code}" for each in found if each.too_long] == []
+    assert any(each.name == "train" and each.shared for each in found), "shared keywords are counted"
+    for way in (hallway["BATCH"], hallway["CLIENT"]):
+        hallway["table"](way, [], found)  # or it says which function is gone
 
 
 def test_the_export_list_is_exact_and_sorted() -> None:

@@ -43,54 +43,67 @@ def multi_head_attention(
     if query.dim() != 3 or static_k is not None or static_v is not None:
         return NotImplemented
     length, batch, width = query.shape
-    head = width // num_heads
-    if use_separate_proj_weight:
-        biases = in_proj_bias.chunk(3) if in_proj_bias is not None else (None, None, None)
-        q, k, v = (
-            _add(capture, capture.call(F.linear, x, w, None), in_proj_bias, b, i * width)
-            for i, (x, w, b) in enumerate(
-                zip((query, key, value), (q_proj_weight, k_proj_weight, v_proj_weight), biases, strict=True)
-            )
-        )
-    elif query is key and key is value:
-        q, k, v = capture.call(F.linear, query, in_proj_weight, in_proj_bias).chunk(3, -1)
-    else:
-        # The packed weight is one parameter: apply the whole of it to each input and keep the part that counts.
-        q, k, v = (
-            capture.call(F.linear, x, in_proj_weight, in_proj_bias)[..., i * width : (i + 1) * width]
-            for i, x in enumerate((query, key, value))
-        )
-    mask = _additive(attn_mask, q)
+    separate = (q_proj_weight, k_proj_weight, v_proj_weight) if use_separate_proj_weight else None
+    q, k, v = _projected(capture, (query, key, value), in_proj_weight, in_proj_bias, separate)
+    mask, padding = _additive(attn_mask, q), _additive(key_padding_mask, q)
     if mask is not None and mask.dim() == 3:
         mask = mask.view(batch, num_heads, length, -1)
     if is_causal and mask is None:
         return NotImplemented
-    padding = _additive(key_padding_mask, q)
     if bias_k is not None and bias_v is not None:
         k = torch.cat([k, capture.call(Tensor.expand, bias_k, -1, batch, -1)])
         v = torch.cat([v, capture.call(Tensor.expand, bias_v, -1, batch, -1)])
         mask, padding = _one_more(mask), _one_more(padding)
-    q, k, v = (
-        x.unflatten(-1, (num_heads, head)).permute(1, 2, 0, 3) for x in (q, k, v)
-    )  # [B, heads, T, head]
+    heads = (num_heads, width // num_heads)
+    q, k, v = (x.unflatten(-1, heads).permute(1, 2, 0, 3) for x in (q, k, v))  # [B, heads, T, head]
     if add_zero_attn:
-        k, v = (torch.cat([x, x.new_zeros(batch, num_heads, 1, head)], 2) for x in (k, v))
+        k, v = (torch.cat([x, x.new_zeros(batch, num_heads, 1, heads[1])], 2) for x in (k, v))
         mask, padding = _one_more(mask), _one_more(padding)
     if padding is not None:
         padding = padding[:, None, None, :]
         mask = padding if mask is None else mask + padding
+    mixed, attention = _mixed(q, k, v, mask, dropout_p if training else 0.0, need_weights)
+    output = capture.call(F.linear, mixed.permute(2, 0, 1, 3).flatten(2), out_proj_weight, out_proj_bias)
+    return output, attention.mean(1) if attention is not None and average_attn_weights else attention
+
+
+def _projected(
+    capture: Capture,
+    inputs: tuple[Tensor, Tensor, Tensor],
+    packed: Tensor | None,
+    bias: Tensor | None,
+    separate: tuple[Tensor | None, ...] | None,
+) -> tuple[Tensor, ...]:
+    """Queries, keys and values [T, B, width]: by weights of their own, or by the parts of a packed one."""
+    query, key, value = inputs
+    width = query.shape[-1]
+    if separate is not None:
+        biases = bias.chunk(3) if bias is not None else (None, None, None)
+        return tuple(
+            _add(capture, capture.call(F.linear, x, w, None), bias, b, i * width)
+            for i, (x, w, b) in enumerate(zip(inputs, separate, biases, strict=True))
+        )
+    if query is key and key is value:
+        parts: tuple[Tensor, ...] = capture.call(F.linear, query, packed, bias).chunk(3, -1)
+        return parts
+    # The packed weight is one parameter: apply the whole of it to each input and keep the part that counts.
+    return tuple(
+        capture.call(F.linear, x, packed, bias)[..., i * width : (i + 1) * width]
+        for i, x in enumerate(inputs)
+    )
+
+
+def _mixed(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float, need_weights: bool
+) -> tuple[Tensor, Tensor | None]:
+    """Values by attention [B, heads, T, head], and the attention if it is needed."""
     if not need_weights:
-        mixed = F.scaled_dot_product_attention(q, k, v, mask, dropout_p if training else 0.0)
-        return capture.call(
-            F.linear, mixed.permute(2, 0, 1, 3).flatten(2), out_proj_weight, out_proj_bias
-        ), None
-    scores = (q * head**-0.5) @ k.mT
+        return F.scaled_dot_product_attention(q, k, v, mask, dropout), None
+    scores = (q * q.shape[-1] ** -0.5) @ k.mT
     attention = torch.softmax(scores if mask is None else scores + mask, -1)
-    if training and dropout_p:
-        attention = F.dropout(attention, dropout_p, True)
-    mixed = (attention @ v).permute(2, 0, 1, 3).flatten(2)  # [T, B, width]
-    output = capture.call(F.linear, mixed, out_proj_weight, out_proj_bias)
-    return output, attention.mean(1) if average_attn_weights else attention
+    if dropout:
+        attention = F.dropout(attention, dropout, True)
+    return attention @ v, attention
 
 
 def _add(capture: Capture, x: Tensor, whole: Tensor | None, part: Tensor | None, start: int) -> Tensor:
