@@ -21,9 +21,9 @@ def test_train_prints_what_matters(here: Path, monkeypatch: Any, capsys: Any) ->
     for word in (
         "test accuracy",
         "epsilon",
-        "delta           1e-05",
+        "delta              1e-05",
         "example of 1437",
-        "run             run",
+        "run                run",
     ):
         assert word in out
     assert "rate" in err

@@ -113,9 +113,9 @@ def without_times(value: Any) -> Any:
 def of_checkpoint(path: Path) -> Any:
     with safe_open(path, framework="pt") as opened:
         state = json.loads(opened.metadata()["state"])
-        names = sorted(name for name in opened.keys() if not name.startswith("store/"))  # noqa: SIM118
+        names = sorted(name for name in opened.keys() if not name.startswith("process/store/"))  # noqa: SIM118
         tensors = {name: (str(t.dtype), t.tolist()) for name in names for t in [opened.get_tensor(name)]}
-    state.pop("store", None)
+    state.get("process", {}).pop("store", None)
     state["pinned"] = sorted(state.get("pinned", {}))
     return json.dumps(without_times(state)), repr(tensors)
 

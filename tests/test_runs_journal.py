@@ -193,7 +193,7 @@ def test_what_is_shown_of_a_federation_covers_its_probes(
 
     monkeypatch.setattr("sordino.runs.conductor._CHECKPOINTS", 1)
     interrupted(monkeypatch, 2, run)
-    original = Door.__call__
+    original = Door._release
 
     def counted_otherwise(gate: Any, *args: Any, **kwargs: Any) -> Released:
         released = original(gate, *args, **kwargs)
@@ -201,7 +201,7 @@ def test_what_is_shown_of_a_federation_covers_its_probes(
         return replace(released, probes={name: released.probes[name] + 1e-9})
 
     with monkeypatch.context() as patch:
-        patch.setattr(Door, "__call__", counted_otherwise)
+        patch.setattr(Door, "_release", counted_otherwise)
         with pytest.raises(ValueError, match="same noise"):
             run(resume=True)
     run(resume=True)

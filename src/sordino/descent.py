@@ -172,7 +172,7 @@ class Descent(Process):
             "public_loss": None if loss is None else digest(public_gradient(loss, point)),
         }
 
-    def state(self) -> State:
+    def state(self, unlogged: bool = False) -> State:
         return {
             "gate": self.gate.state(),
             "microbatch": self.gate.engine.microbatch,

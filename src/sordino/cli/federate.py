@@ -215,6 +215,8 @@ def _participation(
 
 
 def _lines(run: Run) -> Lines:
+    from sordino.privacy import show_epsilon
+
     summary = run.summary
     private = summary["private"]
     yield from measured_lines(run, "; not covered by the guarantee" if private else "")
@@ -225,4 +227,4 @@ def _lines(run: Run) -> Lines:
     if private:
         yield from promised_lines(run, f"{summary['rounds']} rounds")
     else:
-        yield "epsilon", "infinite: nothing is promised"
+        yield "epsilon", show_epsilon(run.epsilon)

@@ -185,7 +185,7 @@ class Rounds(Process):
         # A replay under privacy has to be the same release to the last bit, which a journal checks.
         return {**self._federation.pins(key), **({"workers": self._workers} if self._plan.private else {})}
 
-    def state(self) -> State:
+    def state(self, unlogged: bool = False) -> State:
         state = {
             "theta": self.theta,
             "server": self._server,
@@ -194,7 +194,7 @@ class Rounds(Process):
         }
         if self.door is not None:
             state |= {"gate": self.door.state(), "workers": self._workers}
-        if not self._last.repeatable:  # it may have to be shown once more, and cannot be made once more
+        if unlogged:  # it has to be shown after a resume, and cannot be made once more
             state["last"] = {"mean": self._last.mean, "threshold": self._last.threshold}
         return state
 

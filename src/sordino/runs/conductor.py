@@ -111,7 +111,7 @@ class _Score:
             seeded=streams.seeded,
             threads=torch.get_num_threads(),
             history_size=self.directory.history_size(),
-            process=self.process.state(),
+            process=self.process.state(unlogged),
         ).save(self.directory.checkpoint_folder)
 
     def show(self, done: int) -> None:

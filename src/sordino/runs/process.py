@@ -67,7 +67,8 @@ class Process(ABC):
     def seen(self, step: int, steps: int, line: Line | None) -> Seen: ...
 
     @abstractmethod
-    def state(self) -> State: ...
+    def state(self, unlogged: bool = False) -> State:
+        """What a checkpoint holds; with ``unlogged`` also what ``line`` and ``seen`` need to show the last step."""
 
     @abstractmethod
     def restore(self, state: State) -> None: ...
