@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -17,7 +16,9 @@ from sordino.cli.main import main
 from sordino.gradients import Engine
 from sordino.steps import Plan
 
-torch.set_num_threads(1 if "PYTEST_XDIST_WORKER" in os.environ else 2)  # `make test` runs two processes
+torch.set_num_threads(
+    1
+)  # `make test` runs two processes, and models here are small; a test that needs two asks
 
 
 @pytest.fixture(autouse=True)
