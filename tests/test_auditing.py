@@ -63,7 +63,7 @@ def test_users_and_clients_stay_below_their_claim(method: str, how: dict[str, An
 @pytest.mark.parametrize("sampling", ["poisson", "shuffled", "fixed-order"])
 def test_sampled_batches_stay_below_their_claim(sampling: str) -> None:
     found = audited(
-        "dp-sgd", sampling=sampling, sampling_rate=0.5, releases=4, noise_multiplier=0.6, runs=200
+        "dp-sgd", sampling=sampling, sampling_rate=0.5, releases=4, noise_multiplier=0.6, runs=100
     )
     stands(found)
 

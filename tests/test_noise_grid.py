@@ -161,10 +161,10 @@ def test_plans_whose_noise_would_end_too_early_are_refused(monkeypatch: pytest.M
     data = torch.randn(200, 3), torch.randint(2, (200,))
     loss = torch.nn.CrossEntropyLoss(reduction="none")
     budget = Budget(8.0, 1e-7)
-    train(torch.nn.Linear(3, 2), loss, data, budget=budget, epochs=1, progress=False)
+    train(torch.nn.Linear(3, 2), loss, data, budget=budget, epochs=1, accountant="rdp", progress=False)
     monkeypatch.setattr(gaussian, "REACH", math.sqrt(2 * 31 * math.log(2)))
     with pytest.raises(ValueError, match=r"ends at 6\.56 standard deviations"):
-        train(torch.nn.Linear(3, 2), loss, data, budget=budget, epochs=1, progress=False)
+        train(torch.nn.Linear(3, 2), loss, data, budget=budget, epochs=1, accountant="rdp", progress=False)
 
 
 def test_what_a_tail_that_ends_adds_to_delta() -> None:
