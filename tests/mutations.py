@@ -280,8 +280,9 @@ MUTATIONS = [
       "squares = fixed_order_sensitivity", "least_squares::test_a_tree_pair_costs_one_gaussian"),
     m("least_squares.py", "targets not clipped", "np.clip(targets, -1, 1) @ rows", "targets @ rows",
       "least_squares::test_one_row_moves_the_sums_by_no_more_than_their_noise_is_for"),
-    m("least_squares.py", "sums without their noise for a moment", "sums = self._sums.copy()",
-      "sums = self._sums", "least_squares::test_an_interrupted_call_shows_nothing_without_its_noise"),
+    m("least_squares.py", "target that is no number counts", "np.isfinite(rows).all(1) & np.isfinite(targets)",
+      "np.isfinite(rows).all(1)",
+      "least_squares::test_a_row_that_is_not_finite_counts_as_zeros_and_nobody_is_told"),
     # Methods, models, audits
     m("methods.py", "gradients left out of a tree",
       "if not (self.step.uses_every_gradient or self.noise.independent):", "if False:", "methods"),

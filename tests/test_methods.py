@@ -101,6 +101,8 @@ def test_unknown_names_and_settings_say_what_there_is() -> None:
         method_named("dp-sgd", {"lr": 1})
     with pytest.raises(ValueError, match="average"):
         method_named("dp-sgd", {"average": 1.5})
+    with pytest.raises(ValueError, match="learning_rate must be a number, not True"):
+        method_named("dp-sgd", {"learning_rate": True})
 
 
 # Compositions ---------------------------------------------------------------------------------------------
