@@ -35,7 +35,7 @@ demo: $(VENV)/.installed
 	$(BIN)/sordino train digits --epsilon 3 --delta 1e-5
 
 test: $(VENV)/.installed
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 check: $(VENV)/.installed
 	$(BIN)/ruff check .

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,20 @@ from sordino.cli.main import main
 from sordino.gradients import Engine
 from sordino.steps import Plan
 
-torch.set_num_threads(1 if "PYTEST_XDIST_WORKER" in os.environ else 2)  # `make test` runs two processes
+# `make test` runs two processes, and the models here are small; a test that needs more threads asks for them.
+torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _no_waiting() -> Iterator[None]:
+    """Nobody pulls the plug here: syncing to the disk is what a run with a directory waits for most. And seeding
+    devices that are not there formats the whole stack, at every step of a model with dropout."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda _: None)
+        for device in (torch.cuda, torch.xpu, torch.mtia):
+            if not device.is_available():
+                patch.setattr(device, "manual_seed_all", lambda _: None)
+        yield
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -84,6 +97,15 @@ class Answer:
     noise_std: float = 0.0
     threshold: float = 1.0
     probes: Mapping[str, Any] = field(default_factory=dict)
+
+
+def in_turn(*lists: Sequence[Any]) -> list[tuple[Any, ...]]:
+    """As many cases as the longest list is long, in which every value of every list comes up.
+
+    >>> in_turn("abc", [1, 2])
+    [('a', 1), ('b', 2), ('c', 1)]
+    """
+    return [tuple(each[i % len(each)] for each in lists) for i in range(max(map(len, lists)))]
 
 
 def vector(*numbers: float) -> Tensor:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import sordino
+from mutations import MUTATIONS, misplaced
 
 SOURCE = Path(sordino.__file__).parent
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
@@ -49,6 +50,23 @@ ORDER = [
 ]
 
 
+# Sentences about more than one module; every other test file has the name of a module, a package, or several modules.
+ACROSS = {
+    "architecture": "which part knows which",
+    "bounds_as_computed": "no row moves a sum by more than its threshold, in the arithmetic in which it is added",
+    "federate": "federated training as a whole",
+    "gradients_rules": "every layer against a loop over single examples",
+    "gradients_zoo": "whole models against that loop",
+    "kill_and_resume": "a run killed at any time goes on bit for bit",
+    "method_oracles": "whole methods against plain loops",
+    "nothing_visible": "nothing a row does outside the gate is seen",
+    "planted_bugs": "an audit finds the bugs that others shipped",
+    "quotes_nothing": "no message quotes a value of a row",
+    "regret": "the theorems of DP-FTRL",
+    "rows_do_not_move_others": "no row changes how another is computed",
+}
+
+
 def part_of(path: Path) -> str:
     return path.relative_to(SOURCE).parts[0].removesuffix(".py")
 
@@ -68,13 +86,13 @@ def imported_parts(path: Path) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("path", sorted(SOURCE.rglob("*.py")), ids=lambda p: str(p.relative_to(SOURCE)))
-def test_imports_point_one_way(path: Path) -> None:
-    if path == SOURCE / "__init__.py":
-        return
-    part = part_of(path)
-    allowed = set(ORDER[: ORDER.index(part) + 1])
-    assert imported_parts(path) <= allowed
+def test_imports_point_one_way() -> None:
+    wrong = {}
+    for path in set(SOURCE.rglob("*.py")) - {SOURCE / "__init__.py"}:
+        allowed = set(ORDER[: ORDER.index(part_of(path)) + 1])
+        if beyond := imported_parts(path) - allowed:
+            wrong[str(path.relative_to(SOURCE))] = sorted(beyond)
+    assert wrong == {}
 
 
 def test_every_part_has_its_place() -> None:
@@ -147,3 +165,26 @@ training.train(model, loss, digits.train, epochs=0.1, progress=False, **paid)
 assert not {"sklearn", "matplotlib", "sympy"} & set(sys.modules)
 """
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_every_test_file_is_named_after_what_it_tests() -> None:
+    """`test_noise_tree.py` is about `noise/tree.py`; `test_recipes_adadp.py` about `recipes/adadp_*.py`."""
+    modules = {"_".join(path.relative_to(SOURCE).with_suffix("").parts) for path in SOURCE.rglob("*.py")}
+    modules |= {"_".join(path.relative_to(SOURCE).parts) for path in SOURCE.rglob("*") if path.is_dir()}
+    tested = {path.stem.removeprefix("test_") for path in Path(__file__).parent.glob("test_*.py")}
+    nameless = {
+        name
+        for name in tested - set(ACROSS)
+        if not any(f"{module}_".startswith(f"{name}_") for module in modules)
+    }
+    assert nameless == set()
+    assert set(ACROSS) <= tested
+
+
+def test_every_mutation_still_has_its_place() -> None:
+    """`python tests/mutations.py` shows that the tests notice each of them."""
+    assert misplaced() == []
+    parts = {part_of(SOURCE / mutation.file) for mutation in MUTATIONS}
+    assert set(ORDER) - parts <= {"defaults", "training"}
+    names = {path.stem.removeprefix("test_") for path in Path(__file__).parent.glob("test_*.py")}
+    assert {test.partition("::")[0] for mutation in MUTATIONS for test in mutation.tests} <= names

@@ -393,7 +393,7 @@ CASES: list[tuple[str, dict[str, float]]] = [
 ]
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize(("name", "settings"), CASES, ids=[f"{name}-{s}" for name, s in CASES])
 def test_every_algorithm_is_its_oracle(name: str, settings: dict[str, float], seed: int) -> None:
     of = random_federation(seed)

@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from sordino.federated.store import ClientStore
+from sordino.runs import CannotWrite
+from test_runs_writing import files_of_at_most
 
 SIZE = 3
 Model = dict[
@@ -269,3 +271,9 @@ def test_a_failed_write_is_forgotten() -> None:
         store.write_many([1], wrong, {"round": torch.ones(1)})
     store.forget()
     check(store, {1: entry(5)}, [])
+
+
+def test_clients_states_that_find_no_room_are_an_error_and_no_signal(tmp_path: Path) -> None:
+    store = ClientStore(["h"], 100, ["round"], tmp_path / "clients.f32")
+    with files_of_at_most(2000), pytest.raises(CannotWrite, match=r"clients.f32 could not be written"):
+        store.write(1, {"h": torch.ones(100)}, {"round": 1.0})

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
@@ -206,6 +206,7 @@ def _one_thread() -> Any:
 
 
 @quick
+@example(seed=1, batch=3, lead=[4], d=3, p=2, bias=True, frozen="nothing")
 @given(
     seeds,
     batches,
@@ -377,6 +378,11 @@ def check_convolution(seed: int, batch: int, layer: Any, shape: tuple[int, ...],
     check(Gained(layer), torch.randn(batch, *shape))
 
 
+def test_convolution_with_more_padding_at_the_end() -> None:
+    """What "same" does where the total is odd."""
+    check(Gained(nn.Conv2d(2, 3, 2, padding="same")), torch.randn(4, 2, 5, 5))
+
+
 def test_convolution_of_channels_last_inputs() -> None:
     x = torch.randn(3, 4, 6, 5).to(memory_format=torch.channels_last)
     check(Gained(nn.Conv2d(4, 6, 3, padding=1, groups=2)), x)
@@ -477,6 +483,17 @@ def test_instance_norm(layer: type[nn.Module], dims: int) -> None:
 
 
 @settings(quick, max_examples=30)
+@example(
+    seed=1,
+    batch=3,
+    kind="GRU",
+    layers=1,
+    steps=3,
+    both_ways=False,
+    batch_first=True,
+    bias=True,
+    with_state=True,
+)
 @given(
     seeds,
     batches,

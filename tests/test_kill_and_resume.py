@@ -25,7 +25,7 @@ COMMAND = [
 ]  # fmt: skip
 METHODS = {
     "dp-adam": ["--epochs", "150", "--set", "target_quantile=0.5", "--set", "average=0.5"],
-    "dp-ftrl": ["--epochs", "150", "--set", "restart_every=20", "--set", "target_quantile=0.8"],
+    "dp-ftrl": ["--epochs", "60", "--set", "restart_every=20", "--set", "target_quantile=0.8"],
     "adadp": ["--epochs", "60", "--set", "online=true", "--set", "freeze_after=30"],
 }
 
@@ -55,6 +55,7 @@ MORE_FEDERATIONS = {
 COMMANDS = {
     **{method: [*COMMAND, "--method", method, *more] for method, more in METHODS.items()},
     **{name: [*FEDERATE, *more] for name, more in (FEDERATIONS | MORE_FEDERATIONS).items()},
+    "short": [*COMMAND, "--method", "dp-adam", "--epochs", "5"],
 }
 NOT_OF_THE_RUN = {"seconds", "peak_memory_mib"}  # but of the machine
 
@@ -138,13 +139,9 @@ def check(folder: Path, method: str, points: int, seed: int) -> int:
     return cut
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_a_sample(method: str, tmp_path: Path) -> None:
-    assert check(tmp_path, method, points=1, seed=1) >= 1
-
-
-@pytest.mark.parametrize("name", FEDERATIONS)
-def test_a_sample_of_a_federation(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["dp-ftrl", "adabest"])
+def test_a_sample(name: str, tmp_path: Path) -> None:
+    """What has most to put back: trees and a threshold that moves, and clients in processes and files of their own."""
     assert check(tmp_path, name, points=1, seed=1) >= 1
 
 
@@ -218,7 +215,7 @@ def both_at_once(out: Path, method: str) -> None:
 
 
 def test_of_two_commands_at_once_into_one_directory_exactly_one_wins(tmp_path: Path) -> None:
-    both_at_once(tmp_path / "run", "dp-adam")
+    both_at_once(tmp_path / "run", "short")
 
 
 @pytest.mark.soak

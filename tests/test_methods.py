@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import inspect
 import json
-from itertools import product
+from itertools import combinations, product
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from conftest import cross_entropy
+from conftest import cross_entropy, in_turn
 from sordino import Budget, train
 from sordino.clipping import ClippingPolicy, Fixed, Normalised, Online, PerLayer, Quantile, Unclipped
 from sordino.methods import METHODS, Method, adadp, auto, dp_dog, dp_ftrl, method, method_named, oso
@@ -103,6 +103,8 @@ def test_unknown_names_and_settings_say_what_there_is() -> None:
         method_named("dp-sgd", {"lr": 1})
     with pytest.raises(ValueError, match="average"):
         method_named("dp-sgd", {"average": 1.5})
+    with pytest.raises(ValueError, match="learning_rate must be a number, not True"):
+        method_named("dp-sgd", {"learning_rate": True})
 
 
 # Compositions ---------------------------------------------------------------------------------------------
@@ -167,13 +169,13 @@ def trained(composed: Method, toy: Any, **options: Any) -> Any:
 
 
 def meetings() -> list[tuple[ClippingPolicy, StepRule, RateController]]:
-    """Compositions in which every two parts that fit meet; all of them would be five times as many runs."""
+    """Compositions in which every two parts that fit meet; all of them would be four times as many runs."""
     chosen, met = [], set[Any]()
-    for clip, step, rate in product(CLIPS, STEPS, RATES):
-        pairs = {(clip, step), (clip, rate), (step, rate)}
-        if fits(clip, step, rate) and not pairs <= met:
-            chosen.append((clip, step, rate))
-            met |= pairs
+    fitting = [parts for parts in product(CLIPS, STEPS, RATES) if fits(*parts)]
+    while new := max(({*combinations(parts, 2)} - met for parts in fitting), key=len):
+        parts = next(parts for parts in fitting if {*combinations(parts, 2)} - met == new)
+        chosen.append(parts)
+        met |= new
     return chosen
 
 
@@ -244,14 +246,22 @@ def test_without_clipping_there_is_no_privacy_to_buy(toy: Any) -> None:
         trained(free, toy, noise_multiplier=1.0, delta=1e-3)
 
 
-@pytest.mark.parametrize("noise", NOISES[1:], ids=str)
-@pytest.mark.parametrize("clip", CLIPS[:-1], ids=str)
-@pytest.mark.parametrize("step", STEPS, ids=str)
+def under_a_tree() -> list[tuple[ClippingPolicy, StepRule]]:
+    return [
+        (clip, step)
+        for clip, step in product(CLIPS[:-1], STEPS)
+        if fits(clip, step, Constant(0.1)) and step.uses_every_gradient and not step.scaled_by_noise
+    ]
+
+
+@pytest.mark.parametrize(
+    ("clip", "step", "noise"),
+    [(*parts, noise) for parts, noise in in_turn(under_a_tree(), NOISES[1:])],
+    ids=str,
+)
 def test_tree_noise_goes_with_every_rule_and_threshold(
-    noise: Mechanism, clip: ClippingPolicy, step: StepRule, toy: Any
+    clip: ClippingPolicy, step: StepRule, noise: Mechanism, toy: Any
 ) -> None:
-    if not fits(clip, step, Constant(0.1)) or not step.uses_every_gradient or step.scaled_by_noise:
-        return
     run = trained(method(clip=clip, step=step, rate=Constant(0.1), noise=noise), toy)
     assert run.summary["sampling"] == "shuffled"
     assert 0 < run.epsilon < float("inf")

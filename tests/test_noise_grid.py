@@ -161,16 +161,18 @@ def test_plans_whose_noise_would_end_too_early_are_refused(monkeypatch: pytest.M
     data = torch.randn(200, 3), torch.randint(2, (200,))
     loss = torch.nn.CrossEntropyLoss(reduction="none")
     budget = Budget(8.0, 1e-7)
-    train(torch.nn.Linear(3, 2), loss, data, budget=budget, epochs=1, progress=False)
+    train(torch.nn.Linear(3, 2), loss, data, budget=budget, epochs=1, accountant="rdp", progress=False)
     monkeypatch.setattr(gaussian, "REACH", math.sqrt(2 * 31 * math.log(2)))
     with pytest.raises(ValueError, match=r"ends at 6\.56 standard deviations"):
-        train(torch.nn.Linear(3, 2), loss, data, budget=budget, epochs=1, progress=False)
+        train(torch.nn.Linear(3, 2), loss, data, budget=budget, epochs=1, accountant="rdp", progress=False)
 
 
 def test_what_a_tail_that_ends_adds_to_delta() -> None:
     """The two figures of the finding: 81 times delta, and 1,790 times."""
     reach = math.sqrt(2 * 31 * math.log(2))
     assert delta_beyond(reach, 0.4318, 1500, 0.004) > 10 * 1e-7
+    # Radii are those of pairs of coordinates: of one alone it would be a few times less.
+    assert delta_beyond(6.56, 0.5, 3000, 0.004) == pytest.approx(5.7e-5, rel=0.02)
     assert delta_beyond(math.inf, 0.01, 10**9) == 0.0
     assert delta_beyond(5.0, 0.0, 10) == 0.0
     assert delta_beyond(1.0, 0.01, 10) == pytest.approx(1.0)

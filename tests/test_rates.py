@@ -21,6 +21,7 @@ from sordino.rates import (
     DistanceOverGradients,
     Hypergradient,
     RateController,
+    Scheduled,
     Tolerance,
     Travel,
     default_tolerance,
@@ -347,6 +348,16 @@ def test_travel_is_a_loop(step: StepRule) -> None:
         steps,
     )
     assert [r.rate for r in results] == pytest.approx(expected, rel=1e-9)
+
+
+def test_schedules_begin_at_the_rate_and_end_a_step_before_the_last() -> None:
+    linear, cosine = (Scheduled(1.0, shape=shape) for shape in ("linear", "cosine"))
+    state = {"total_steps": 4}
+    assert [linear.rate(step, state) for step in range(4)] == pytest.approx([1.0, 0.75, 0.5, 0.25])
+    expected = [(1 + math.cos(math.pi * step / 4)) / 2 for step in range(4)]
+    assert [cosine.rate(step, state) for step in range(4)] == pytest.approx(expected)
+    warm = Scheduled(1.0, shape="linear", final=0.5, warmup=0.5)
+    assert [warm.rate(step, state) for step in range(4)] == pytest.approx([1 / 3, 2 / 3, 1.0, 0.75])
 
 
 def test_noise_alone_travels_as_far_as_was_planned() -> None:

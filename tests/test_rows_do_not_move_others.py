@@ -20,6 +20,7 @@ from torch.nn.utils.rnn import pack_padded_sequence
 from sordino import Fixed, Gate, LeastSquares, Poisson
 from sordino.federated.engines.losses import OutputGradients
 from sordino.gradients import Engine, SlowGradients, Unsuitable
+from sordino.gradients.fallback import loop_gradients
 from sordino.noise.gaussian import beside_one
 from test_noise_grid import Scripted
 
@@ -284,3 +285,30 @@ def test_slow_gradients_are_still_warned_of_on_made_up_rows() -> None:
             cross_entropy,
             (torch.randn(9, 6), torch.zeros(9).long()),
         )
+
+
+def test_random_numbers_of_a_row_in_a_loop_are_its_own() -> None:
+    """A row that draws more of them, or fails half-way, does not change those of the next."""
+
+    class Drawing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(3, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            for _ in range(3 if float(x[0, 0]) > 1e6 else 1):
+                x = F.dropout(x, 0.5)
+            output: Tensor = self.linear(x).squeeze(1)
+            return output
+
+    model, found = Drawing(), []
+    for first in (1.0, 1e9):
+        rows = torch.ones(5, 3)
+        rows[1, 0] = first
+        torch.manual_seed(7)
+        parameters = list(model.parameters())
+        found.append(
+            loop_gradients(model, lambda o, _: o, parameters, rows, torch.zeros(5), own_numbers=True)[0]
+        )
+    assert torch.equal(found[0][2:], found[1][2:])
+    assert len(set(map(tuple, found[0].tolist()))) > 1  # and not all rows draw the same

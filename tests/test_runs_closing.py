@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,10 +11,8 @@ import pytest
 from torch import Tensor, nn
 
 import sordino as sd
-from conftest import cross_entropy, sordino
+from conftest import cross_entropy
 from sordino.federated import federate
-from sordino.gate import Door
-from sordino.runs import RunDirectory, closing
 from sordino.training import train
 
 Toy = tuple[Tensor, Tensor]
@@ -36,105 +32,6 @@ def federated(toy: Toy, out: Path | None, **more: Any) -> Any:
 
 
 RUNS = [trained, federated]
-
-
-def killed_at_the_end(run: Any, toy: Toy, out: Path, **more: Any) -> None:
-    """What a kill between "complete" and the deletion of the checkpoint leaves."""
-
-    def killed(folder: Path) -> None:
-        raise KeyboardInterrupt
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(closing, "delete_checkpoint", killed)
-        with pytest.raises(KeyboardInterrupt):
-            run(toy, out, **more)
-    assert RunDirectory(out).is_complete
-    assert (out / "checkpoint/state.safetensors").exists()
-
-
-@pytest.mark.parametrize("run", RUNS)
-@pytest.mark.parametrize(("resume", "line"), [(True, "is complete"), (False, "not empty")])
-def test_the_next_command_deletes_the_key_of_a_complete_run(
-    run: Any, resume: bool, line: str, toy: Toy, tmp_path: Path
-) -> None:
-    killed_at_the_end(run, toy, tmp_path / "run")
-    with pytest.raises(ValueError, match=line):
-        run(toy, tmp_path / "run", resume=resume)
-    assert not (tmp_path / "run/checkpoint").exists()
-    assert RunDirectory(tmp_path / "run").is_complete
-
-
-@pytest.mark.parametrize(
-    "command",
-    [
-        ["train", "digits", "--noise-multiplier", "1", "--delta", "1e-5", "--out", "run"],
-        ["train", "digits", "--noise-multiplier", "1", "--delta", "1e-5", "--out", "run", "--resume"],
-        ["federate", "digits", "--rounds", "2", "--out", "run"],
-        ["reproduce", "adadp-gmm", "--out", "run"],
-    ],
-    ids=lambda command: " ".join(command),
-)
-def test_any_command_into_the_directory_deletes_it(
-    command: list[str], toy: Toy, here: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
-    def recipe(*_: Any) -> None:
-        raise KeyboardInterrupt
-
-    killed_at_the_end(trained, toy, here / "run")
-    monkeypatch.setattr("sordino.recipes.frame.Workshop.__call__", recipe)
-    assert sordino(monkeypatch, *command) == 2
-    assert not (here / "run/checkpoint").exists()
-
-
-def test_a_checkpoint_that_was_kept_on_purpose_stays(toy: Toy, tmp_path: Path) -> None:
-    run = trained(toy, tmp_path / "run", keep_checkpoint=True)
-    assert run.summary["checkpoint_kept"] is True
-    with pytest.raises(ValueError, match="complete"):
-        trained(toy, tmp_path / "run", resume=True)
-    assert (tmp_path / "run/checkpoint/state.safetensors").exists()
-    assert trained(toy, tmp_path / "other").summary["checkpoint_kept"] is False
-
-
-def test_what_a_run_left_before_its_first_checkpoint_goes_too(toy: Toy, tmp_path: Path) -> None:
-    """Half a file may hold a whole key; also if the next run does not get far either."""
-    folder = tmp_path / "run/checkpoint"
-    folder.mkdir(parents=True)
-    (folder / ".state.safetensors.tmp").write_bytes(b"key")
-    (folder / "constants.safetensors").write_bytes(b"constants")
-    with pytest.raises(ValueError, match="batch of 5000"):
-        trained(toy, tmp_path / "run", batch_size=5000)
-    assert not folder.exists()
-
-
-def test_a_folder_of_somebody_elses_is_left_alone(toy: Toy, tmp_path: Path) -> None:
-    (tmp_path / "run/checkpoint").mkdir(parents=True)
-    (tmp_path / "run/checkpoint/mine").touch()
-    (tmp_path / "run/run.json").write_text('{"status": "complete"}')
-    with pytest.raises(ValueError, match="not empty"):
-        trained(toy, tmp_path / "run")
-    assert (tmp_path / "run/checkpoint/mine").exists()
-
-
-@pytest.fixture
-def no_umask() -> Iterator[None]:
-    before = os.umask(0)
-    yield
-    os.umask(before)
-
-
-@pytest.mark.parametrize("run", RUNS)
-@pytest.mark.usefixtures("no_umask")
-def test_everything_in_a_checkpoint_is_for_the_owner_only_whatever_the_umask(
-    run: Any, toy: Toy, tmp_path: Path
-) -> None:
-    more = {"algorithm": "scaffold", "store": "file"} if run is federated else {}
-    run(toy, tmp_path / "run", keep_checkpoint=True, **more)
-    folder = tmp_path / "run/checkpoint"
-    modes = {path.name: oct(stat.S_IMODE(path.stat().st_mode)) for path in folder.iterdir()}
-    assert {"state.safetensors", "constants.safetensors", "releases.txt"} <= set(modes)
-    assert ("clients.f32" in modes) is (run is federated)
-    assert set(modes.values()) == {"0o600"}
-    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
 
 
 def lists_of_numbers(content: Any) -> Iterator[Any]:
@@ -178,24 +75,3 @@ def test_lines_with_measures_on_held_out_rows_say_that_they_are_not_covered(
     for line in lines:
         assert ("covered" in line) is ("test_loss" in line)
         assert line.get("covered", False) is False
-
-
-def test_a_resumed_run_is_charged_under_its_old_name(
-    toy: Toy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    names: list[str] = []
-    original = Door.__call__
-
-    def noting(gate: Any, *args: Any, **kwargs: Any) -> Any:
-        names.append(gate.charged_as)
-        if gate.step == 7 and len(names) == 8:
-            raise KeyboardInterrupt
-        return original(gate, *args, **kwargs)
-
-    monkeypatch.setattr(Door, "__call__", noting)
-    with pytest.raises(KeyboardInterrupt):
-        trained(toy, tmp_path / "run", seed=1)
-    trained(toy, tmp_path / "run", seed=1, resume=True)
-    assert len(set(names)) == 1
-    trained(toy, tmp_path / "other", seed=1)
-    assert len(set(names)) == 2

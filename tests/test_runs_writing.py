@@ -6,8 +6,6 @@ import errno
 import json
 import os
 import resource
-import signal
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,11 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from conftest import cross_entropy, sordino
-from sordino.cli.common import told_to_end_is_interrupted
-from sordino.federated.store import ClientStore
-from sordino.gate import Door
 from sordino.methods import dp_sgd
-from sordino.runs import CannotWrite, Checkpoint, RunDirectory, replace_file
+from sordino.runs import CannotWrite, RunDirectory, replace_file
 from sordino.runs.writing import Lines
 from sordino.training import train
 
@@ -148,21 +143,6 @@ def test_half_a_line_is_taken_back(tmp_path: Path) -> None:
     assert lines.read() == ["first", "second"]
 
 
-def test_a_history_that_lost_lines_its_checkpoint_knows_is_refused(toy: Toy, tmp_path: Path) -> None:
-    directory = RunDirectory(tmp_path)
-    directory.create()
-    directory.append_history({"step": 1})
-    with pytest.raises(ValueError, match=r"history.jsonl is shorter than .*: put it back, or start afresh"):
-        directory.cut_history(directory.history_size() + 1)
-    assert directory.cut_history(directory.history_size()) == [{"step": 1}]
-
-
-def test_clients_states_that_find_no_room_are_an_error_and_no_signal(tmp_path: Path) -> None:
-    store = ClientStore(["h"], 100, ["round"], tmp_path / "clients.f32")
-    with files_of_at_most(2000), pytest.raises(CannotWrite, match=r"clients.f32 could not be written"):
-        store.write(1, {"h": torch.ones(100)}, {"round": 1.0})
-
-
 TRAIN = ["train", "digits", "--noise-multiplier", "1", "--delta", "1e-5", "--seed", "1", "--epochs", "2"]
 TRAIN += ["--method", "dp-sgd", "--batch-size", "200", "--accountant", "rdp", "--out", "run"]
 FEDERATE = [
@@ -215,55 +195,6 @@ def test_a_figure_that_could_not_be_written_is_drawn_by_a_resume(
     capsys.readouterr()
     assert sordino(monkeypatch, *command, "--resume") == 2  # now there is nothing left to do
     assert "complete" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("command", [TRAIN, [*FEDERATE, "--noise-multiplier", "1", "--delta", "1e-3"]])
-def test_being_told_to_end_is_ctrl_c(
-    command: list[str], here: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
-    before, original = signal.getsignal(signal.SIGTERM), Door.__call__
-
-    def told(gate: Any, *args: Any, **kwargs: Any) -> Any:
-        if gate.step == 2:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return original(gate, *args, **kwargs)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Door, "__call__", told)
-        assert sordino(patch, *command) == 2
-    err = capsys.readouterr().err
-    assert (
-        "sordino: interrupted; to go on from the last checkpoint, give the same command with --out run" in err
-    )
-    assert "Traceback" not in err
-    assert signal.getsignal(signal.SIGTERM) is before
-    assert Checkpoint.load(here / "run/checkpoint") is not None
-    assert left(here) == []
-    assert sordino(monkeypatch, *command, "--resume") == 0
-    assert json.loads((here / "run/run.json").read_text())["status"] == "complete"
-
-
-def test_handlers_are_set_by_commands_in_the_main_thread_only(toy: Toy, tmp_path: Path) -> None:
-    before, seen = signal.getsignal(signal.SIGTERM), []
-
-    def elsewhere() -> None:
-        with told_to_end_is_interrupted():
-            seen.append(signal.getsignal(signal.SIGTERM))
-
-    thread = threading.Thread(target=elsewhere)
-    thread.start()
-    thread.join()
-    assert seen == [before]
-    original = Door.__call__
-
-    def noted(*args: Any, **options: Any) -> Any:
-        seen.append(signal.getsignal(signal.SIGTERM))
-        return original(*args, **options)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Door, "__call__", noted)
-        start(toy, tmp_path / "run")  # the library leaves them alone
-    assert set(seen) == {before}
 
 
 def test_a_figure_that_cannot_be_drawn_costs_nothing_but_the_figure(

@@ -64,6 +64,8 @@ class _Score:
     def begin(self) -> int:
         """How many steps are done already."""
         directory, saved, process = self.directory, self.recording.saved, self.process
+        if process.measures:
+            process.measured()  # held-out rows that do not fit are better found before anything is spent
         if directory is None:
             return 0
         self.pinned = {**self._pins(), **process.pins(self.recording.streams.key)}

@@ -1,0 +1,431 @@
+"""Small faults, each of which the tests must notice: `python tests/mutations.py [NAME or MODULE ...]`.
+
+Every fault is one a tired person could write: a factor, a sign, a divisor, a charge after its release, a lock that is
+missing. The source is copied, one fault is put in, and the tests named beside it are run on the copy. Nothing here is
+collected by pytest but for one test that every fault still has its place (``test_architecture.py``).
+
+    python tests/mutations.py                     all of them, by the tests that are expected to notice
+    python tests/mutations.py noise federated     those of some modules, or by name
+    python tests/mutations.py --all-tests NAME    by the whole suite
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+TESTS = Path(__file__).parent
+SOURCE = TESTS.parent / "src"
+_LONGEST = 900  # seconds; a test that hangs has not said what is wrong
+
+
+@dataclass(frozen=True)
+class Mutation:
+    name: str
+    file: str  # below src/sordino
+    old: str  # occurs once
+    new: str
+    tests: tuple[str, ...]  # files, or one test of a file where only that one is about it
+
+    @property
+    def module(self) -> str:
+        return self.file.removesuffix(".py").replace("/", ".")
+
+
+def m(file: str, name: str, old: str, new: str, *tests: str) -> Mutation:
+    return Mutation(name, file, old, new, tests)
+
+
+# fmt: off
+MUTATIONS = [
+    # One vector
+    m("vector.py", "moved parameter unnoticed",
+      "if parameter.data_ptr() != base + 4 * slot.start or not parameter.is_contiguous():",
+      "if not parameter.is_contiguous():", "vector"),
+    m("vector.py", "theta not put back", "    finally:\n        live.copy_(saved)",
+      "    finally:\n        pass", "gate::test_evaluating_elsewhere_leaves_the_model_as_it_was"),
+    # Gradients
+    m("gradients/factors.py", "norm of a product not squared",
+      "return (row_norms(self.inputs_Bd) * self.grad_norms()).square_()",
+      "return row_norms(self.inputs_Bd) * self.grad_norms()",
+      "gradients_rules::test_linear_by_gram_and_by_dense_gradients",
+      "gradients_engine::test_groups_are_the_unit"),
+    m("gradients/factors.py", "cancelling positions not made", "_CANCELLATION = CANCELLING**-2",
+      "_CANCELLATION = 0.0", "bounds_as_computed::test_examples_that_cancel_are_summed_as_they_are",
+      "bounds_as_computed"),
+    m("gradients/bounds.py", "squares that vanish", "small = norms < _SMALL", "small = norms < 0.0",
+      "bounds_as_computed::test_norms_are_never_too_small"),
+    m("gradients/bounds.py", "units beyond single precision", "MOST_UNITS = 256", "MOST_UNITS = 2**20",
+      "bounds_as_computed"),
+    m("gradients/engine.py", "infinite gradient kept", "keep = square_U <= _LARGEST_SQUARE",
+      "keep = square_U >= 0",
+      "gradients_engine::test_gradients_that_overflow_count_as_zero"),
+    m("gradients/engine.py", "group cut in two", "if stop > start and stop + members - start > size:",
+      "if stop > start and stop - start >= size:\n"
+      "            start = stop - 1\n"
+      "        if stop > start and stop - start > size:", "gradients_engine::test_groups_are_the_unit"),
+    m("gradients/engine.py", "row that fails counts", "                    factor.mask(fine)\n",
+      "                    pass\n",
+      "rows_do_not_move_others::test_a_row_that_fails_on_the_way_back_counts_as_zero_and_moves_nobody"),
+    m("gradients/linear.py", "bias of the first position", "Dense(factor.grads_BTp.sum(1))",
+      "Dense(factor.grads_BTp[:, 0])", "gradients_rules::test_linear"),
+    m("gradients/embedding.py", "padding trained",
+      "grad = grad.masked_fill((input == padding)[..., None], 0.0)", "pass",
+      "gradients_rules::test_embedding_of_padding_only_has_no_gradient"),
+    m("gradients/normalisation.py", "scale sees the plain input", "per_example(grad * normalised,",
+      "per_example(grad * held,", "gradients_rules::test_layer_norm"),
+    m("gradients/convolution.py", "odd padding at the wrong end",
+      "return [t // 2 for t in totals], [t - t // 2 for t in totals]",
+      "return [t - t // 2 for t in totals], [t // 2 for t in totals]",
+      "gradients_rules::test_convolution_with_more_padding_at_the_end"),
+    m("gradients/recurrent.py", "update gate the other way", "return (new + update * (state[0] - new),)",
+      "return (state[0] + update * (new - state[0]),)", "gradients_rules::test_recurrent"),
+    m("gradients/attention.py", "scores not scaled", "scores = (q * q.shape[-1] ** -0.5) @ k.mT", "scores = q @ k.mT",
+      "gradients_rules::test_attention"),
+    m("gradients/broadcast.py", "shift of the first position",
+      "summed = summed.sum(1) if summed.shape[1] > 1 else summed[:, 0]", "summed = summed[:, 0]",
+      "gradients_rules::test_uses_of_parameters"),
+    m("gradients/refuse.py", "batch statistics in evaluation",
+      "if module.training or not module.track_running_stats:", "if module.training:",
+      "gradients_engine::test_layers_refused_by_name_before_any_data"),
+    m("gradients/examine.py", "mixing not refused", "mixed = mixed or not torch.allclose(",
+      "mixed = mixed and not torch.allclose(",
+      "gradients_engine::test_a_model_that_mixes_examples_is_refused"),
+    m("gradients/fallback.py", "random numbers shared", "torch.manual_seed(first + i)", "pass",
+      "rows_do_not_move_others::test_random_numbers_of_a_row_in_a_loop_are_its_own"),
+    # Clipping
+    m("clipping/policy.py", "clipped to 1", "torch.clamp(norms_U, min=threshold)",
+      "torch.clamp(norms_U, min=1.0)", "clipping"),
+    m("clipping/fixed.py", "each layer the whole threshold", "each = [total / math.sqrt(count)] * count",
+      "each = [total] * count", "clipping"),
+    m("clipping/quantile.py", "half the noise of the count", "multiplier=2 * noise", "multiplier=noise",
+      "clipping"),
+    m("clipping/quantile.py", "threshold runs away", "math.exp(-self.speed * (within",
+      "math.exp(self.speed * (within", "clipping"),
+    m("clipping/online.py", "q of sensitivity C", "clip_U / threshold, 0.0)", "clip_U, 0.0)", "clipping"),
+    # Noise
+    m("noise/independent.py", "noise without C", "std = noise_multiplier * threshold",
+      "std = noise_multiplier", "gate::test_the_noise_that_leaves_has_the_size_that_is_charged"),
+    m("noise/independent.py", "probes for nothing",
+      "left = noise_multiplier**-2 - sum(z**-2 for z in probe_multipliers)", "left = noise_multiplier**-2",
+      "clipping", "noise_gaussian"),
+    m("noise/gaussian.py", "half the variance", ".mul_(-2.0 * std * std)", ".mul_(-1.0 * std * std)",
+      "noise_gaussian"),
+    m("noise/gaussian.py", "tail ends", "return 2.0**-52 * (deepened(fine, tail) if fine < _FINE else fine)",
+      "return uniform", "noise_grid"),
+    m("noise/randomness.py", "same noise every step", 'nonce = self._step.to_bytes(8, "big") + bytes(8)',
+      "nonce = bytes(16)", "noise_randomness"),
+    m("noise/grid.py", "noise off the grid", ".mul(1 / grid).round_()", ".mul(1 / grid)", "noise_grid"),
+    m("noise/tree.py", "node of the last threshold", "            std = max(std, old)\n", "", "noise_tree"),
+    m("noise/tree.py", "estimate of the wrong height", "return 1 / (2 - 2.0**-height)",
+      "return 1 / (2 - 2.0 ** -(height + 1))", "noise_tree"),
+    m("noise/tree.py", "probes of a tree paid once", "squares += visits * sum(", "squares += sum(",
+      "noise_tree"),
+    m("noise/mechanism.py", "shuffled inside a tree",
+      "return sampling.shuffled_every(None if restart is None else restart // per_epoch)", "return sampling",
+      "noise_tree", "training::test_a_tree_run_pays_by_the_tree_and_keeps_its_budget"),
+    # Steps and rates
+    m("steps/sgd.py", "momentum as an average", "add_(released.gradient)\n",
+      "add_(released.gradient, alpha=1 - self.momentum)\n", "steps"),
+    m("steps/adam.py", "first moment not corrected", "scale.mul_(1 - self.beta1**t)", "scale", "steps"),
+    m("steps/extrapolation.py", "step never taken back", "if before is not None and not error <= limit:",
+      "if False:", "steps"),
+    m("steps/extrapolation.py", "absolute error", "size = full.abs().clamp_min_(1)",
+      "size = torch.ones_like(full)", "steps"),
+    m("steps/ftrl.py", "fresh start only once", 'state["left"] = state["restart"]', 'state["left"] = None',
+      "steps"),
+    m("rates/tolerance.py", "rate grows with the error", 'ratio = state["tol"] / result.error',
+      'ratio = result.error / state["tol"]', "rates"),
+    m("rates/travel.py", "mean of one gradient too few", '(state["steps"] + 1)\n', 'max(1, state["steps"])\n',
+      "rates"),
+    m("rates/distance.py", "distance forgets", '"distance": max(state["distance"], moved),',
+      '"distance": moved,', "rates"),
+    m("rates/fixed.py", "schedule a step ahead", "(step - rising) / max(1.0", "(step + 1 - rising) / max(1.0",
+      "rates"),
+    m("rates/hypergradient.py", "velocity not copied", "direction = direction.clone()", "pass", "rates"),
+    m("hypergradient.py", "rate climbs its loss", "math.exp(speed * ((product > 0) - (product < 0)))",
+      "math.exp(speed * ((product < 0) - (product > 0)))", "rates", "clipping"),
+    # Privacy
+    m("privacy/trees.py", "participations not squared", "common += int((counts**2).sum())",
+      "common += int(counts.sum())", "privacy_trees"),
+    m("privacy/trees.py", "separation one short", "min_separation, least=0) + 1", "min_separation, least=0)",
+      "privacy_trees"),
+    m("privacy/renyi.py", "divergence of the wrong order", "rdp: Vector = log_a / (orders - 1)",
+      "rdp: Vector = log_a / orders", "privacy_accountants"),
+    m("privacy/accountants.py", "moments converted as today",
+      'epsilon_from_rdp(rdp, delta, "basic", MOMENTS_ORDERS)',
+      'epsilon_from_rdp(rdp, delta, "improved", MOMENTS_ORDERS)', "privacy_accountants"),
+    m("privacy/loss_distribution.py", "one plain Gaussian for many",
+      "return math.fsum(count / leaf.noise_multiplier**2 for leaf, count in parts)",
+      "return math.fsum(1 / leaf.noise_multiplier**2 for leaf, count in parts)", "privacy_accountants"),
+    m("privacy/events.py", "substitution moves by C", "release = gaussian(noise_multiplier / 2)",
+      "release = gaussian(noise_multiplier)", "privacy_events"),
+    m("privacy/ledger.py", "two releases under one key", "if found != index:", "if found < 0:",
+      "privacy_ledger"),
+    m("privacy/calibration.py", "a little over budget", "        if epsilon <= target:\n            enough",
+      "        if epsilon <= 1.01 * target:\n            enough",
+      "privacy_calibration::test_golden_noise_of_grids_composed_honestly"),
+    m("privacy/certificate.py", "epsilon rounded", "rounding=ROUND_CEILING", 'rounding="ROUND_HALF_EVEN"',
+      "privacy_certificate"),
+    m("privacy/tails.py", "one coordinate of a pair", "ncx2.sf(reach**2, 2,", "ncx2.sf(reach**2, 1,",
+      "noise_grid"),
+    m("privacy/audit.py", "bound on the rate of too few", "betaincinv(counts + 1,", "betaincinv(counts,",
+      "privacy_audit"),
+    # Data
+    m("data/sampling.py", "shuffled passes for Poisson",
+      "return self.batch_size / n if self.assume_poisson else None", "return self.batch_size / n",
+      "data_sampling"),
+    m("data/sampling.py", "units come back a step early", "return self.separation + 1",
+      "return self.separation", "data_sampling"),
+    m("data/groups.py", "nobody's rows are somebody",
+      'if ids.dtype.kind == "f" and not np.isfinite(ids).all():', "if False:", "data_groups"),
+    m("data/partitions.py", "always the first users", "np.sort(chance.permutation(len(found))[:clients])",
+      "range(clients)", "data_partitions"),
+    m("data/npz.py", "scaled by the rows", "inputs.div_(255)", "inputs.div_(inputs.max())", "data_npz"),
+    m("data/sources.py", "row twice in a subset", "if len(torch.unique(rows)) < rows.numel():", "if False:",
+      "data_sources"),
+    m("data/chance.py", "generator not given back", "np.random.set_state(before[2])", "pass", "data_sources"),
+    m("data/download.py", "damaged file kept", "if digest.hexdigest() != md5:", "if False:",
+      "data_named::test_a_wrong_checksum_leaves_nothing_behind"),
+    # The gate
+    m("gate.py", "charged after the sums",
+      "        self.ledger.charge(f\"{self.charged_as}/{key}\", event)  # first, whatever happens\n"
+      "        self.step += 1\n"
+      "        probes = self.clip.probes(self.noise_multiplier, self.expected_batch)\n"
+      "        vectors = 1 + sum(p.vector for p in probes)\n"
+      "        sums, numbers = self._sums_at(at, vectors, len(probes) + 1 - vectors, step)\n",
+      "        self.step += 1\n"
+      "        probes = self.clip.probes(self.noise_multiplier, self.expected_batch)\n"
+      "        vectors = 1 + sum(p.vector for p in probes)\n"
+      "        sums, numbers = self._sums_at(at, vectors, len(probes) + 1 - vectors, step)\n"
+      "        self.ledger.charge(f\"{self.charged_as}/{key}\", event)\n",
+      "gate::test_the_charge_comes_before_the_data"),
+    m("gate.py", "divided by all units", "return total.to(torch.float32).div_(self.expected_batch)",
+      "return total.to(torch.float32).div_(self.units)",
+      "gate::test_the_divisor_is_the_expected_batch_never_the_realised_one"),
+    m("gate.py", "two threads at once", "with self._one_at_a_time:", "with nullcontext():",
+      "rows_do_not_move_others::test_threads_take_turns"),
+    m("gate.py", "fork repeats the noise", "if os.getpid() != self._process:", "if False:",
+      "rows_do_not_move_others::test_a_gate_refuses_another_process"),
+    m("gate.py", "no room for rounding", "return norms.raised(_ROOM) if self.noise_multiplier else norms",
+      "return norms", "bounds_as_computed"),
+    m("gate.py", "probe noised like the gradient", 'f"noise:{probe.name}"', '"noise"',
+      "gate::test_the_noise_on_gradient_and_q_is_what_proposition_1_says"),
+    # Runs
+    m("runs/resume.py", "marks a step early", "round(steps * (i + 1) / count)", "round((steps - 1) * (i + 1) / count)",
+      "runs_resume"),
+    m("runs/resume.py", "constants not restored", 'value.copy_(found.state["constants"][name])', "pass",
+      "training::test_frozen_parts_come_back_on_resume"),
+    m("runs/journal.py", "other release not noticed", "elif known != digest:", "elif known is digest:",
+      "runs_journal"),
+    m("runs/lock.py", "lock that is shared", "fcntl.LOCK_EX | fcntl.LOCK_NB", "fcntl.LOCK_SH | fcntl.LOCK_NB",
+      "runs_lock"),
+    m("runs/writing.py", "half a line is read", 'whole = content.rfind(b"\\n") + 1', "whole = len(content)",
+      "runs_writing"),
+    m("runs/checkpoint.py", "key for everybody", "mode=0o600)", "mode=0o644)", "runs_checkpoint"),
+    m("runs/closing.py", "seconds to the millisecond", "    if not private:\n", "    if True:\n",
+      "runs_closing"),
+    m("runs/directory.py", "key of a finished run kept",
+      'if "sordino_version" in summary and not summary.get("checkpoint_kept"):', "if False:",
+      "runs_directory"),
+    m("runs/spending.py", "the ledger is believed", "if ledger.event != event:", "if False:", "runs_spending"),
+    # The hallway
+    m("terms.py", "probes not in the plan", "return self.releases.cost(calls, z, self._probe_multipliers(z))",
+      "return self.releases.cost(calls, z, ())", "runs_spending"),
+    m("terms.py", "noise without clipping", "if self.multiplier and not math.isfinite(",
+      "if False and not math.isfinite(",
+      "gate", "federated_user_level"),
+    m("runs/conductor.py", "resume starts anew", "            process.restore(saved.process)\n", "",
+      "training::test_an_interrupted_run_goes_on_bit_for_bit"),
+    m("runs/conductor.py", "no journal", "            process.door.journal = self.journal\n", "", "runs_journal"),
+    m("runs/conductor.py", "shown before it is on the disk",
+      "            self.journal.sync()  # before anything that follows from a release is shown\n", "            pass\n",
+      "runs_journal"),
+    m("runs/conductor.py", "another plan goes on", "            check_same_plan(", "            str(", "training"),
+    m("runs/conductor.py", "scores that seem covered",
+      'line |= {**self.process.measured(), "covered": False}', "line |= {**self.process.measured()}", "runs_closing"),
+    m("runs/options.py", "a seed beside secure", "if self.secure and self.seed is not None:", "if False:",
+      "runs_options"),
+    m("runs/closing.py", "key left behind", "if not recording.asked.keep_checkpoint:", "if False:", "training"),
+    m("descent.py", "threshold never adapts", "self.gate.adapt(*result.gradients)", "result.gradients", "method_oracles"),
+    m("descent.py", "average starts anew", "            self._average.copy_(state[\"average\"])\n", "            pass\n",
+      "training::test_methods_that_adapt_go_on_bit_for_bit"),
+    m("descent.py", "prior left out", "gradient=released.gradient + public_gradient(self._public_loss, theta)",
+      "gradient=released.gradient", "training"),
+    m("tasks.py", "only the last batch counts", "[one + other for one, other in", "[other for one, other in", "tasks"),
+    m("registry.py", "true is a number", "if isinstance(value, int) and not isinstance(value, bool):",
+      "if isinstance(value, int):", "methods", "named"),
+    m("named.py", "no privacy by name", '"dp-sgd": Entry("methods:dp_sgd"', '"dp-sgd": Entry("methods:sgd"', "methods",
+      "named"),
+    m("described.py", "rows written down", 'return f"{len(part)} values"', "return list(part)", "runs_closing",
+      "federated_setup", "data_partitions"),
+    m("warn.py", "our own line", "stacklevel=level)", "stacklevel=1)", "training", "runs_conductor"),
+    m("cache.py", "cache in the way", 'os.environ.get("XDG_CACHE_HOME")', 'os.environ.get("HOME")',
+      "privacy_remembered", "data_named"),
+    # Federations
+    m("federated/aggregate.py", "realised divisor", "            sent.now.participants,\n", "            1.0,\n",
+      "federated_user_level"),
+    m("federated/user_level.py", "a failed round is repeated", "self.somebody_failed |= bool(part.failed)",
+      "self.somebody_failed |= False", "federate", "federated_user_level", "nothing_visible"),
+    m("federated/process.py", "server starts anew", '        self._server.update(state["server"])\n', "", "federate"),
+    m("federated/process.py", "what clients keep is lost", "        self._store.commit()\n", "", "federate",
+      "federated_rounds"),
+    m("federated/machinery.py", "clients wait for each other", "(private and means.patience is not None)", "False",
+      "federated_user_level", "federated_pool"),
+    m("federated/algorithms/adabest.py", "correction never fades",
+      'torch.addcdiv(update, who.states["h"], who.rounds_since)', 'update + who.states["h"]',
+      "federated_algorithms"),
+    m("federated/algorithms/adabest.py", "beta the other way", "mul_(self.beta)", "mul_(1 - self.beta)",
+      "federated_algorithms"),
+    m("federated/algorithms/feddyn.py", "server as if all came", "alpha=now.participants / now.clients)",
+      "alpha=1.0)", "federated_algorithms"),
+    m("federated/algorithms/scaffold.py", "sign of the variate", 'return of_server.sub_(who.states["h"])',
+      'return of_server.add_(who.states["h"])', "federated_algorithms"),
+    m("federated/algorithms/fedavg.py", "half a proximal term", "torch.full_like(who.examples, self.mu)",
+      "torch.full_like(who.examples, self.mu / 2)", "federated_algorithms"),
+    m("federated/algorithms/progressive.py", "average of the last round",
+      'total = server["mean_examples"] * before + sum(examples)', "total = sum(examples)",
+      "federated_algorithms"),
+    m("federated/store.py", "checkpointed row written over",
+      "(self._held if old in self._in_checkpoint else self._free).append(old)", "self._free.append(old)",
+      "federated_store"),
+    m("federated/pool.py", "results as they come", "while parts := done.get(following, []):",
+      "while parts := done.get(following := min(done, default=following), []):",
+      "federated_pool::test_results_come_in_the_order_of_the_chunks_however_long_each_takes"),
+    m("federated/local.py", "idle client moves", "        x_Pd[idle] = kept_x\n", "", "federated_local"),
+    m("federated/local.py", "rate kept within nothing", "fine = error <= self.tol", "fine = error >= 0",
+      "federated_local"),
+    m("federated/population.py", "short batch weighs as a whole", "= 1 / left\n", "= 1 / plan.batch_size\n",
+      "federated_population"),
+    m("federated/conditions.py", "late ones wait for nobody", "late = ~dropped & (times >",
+      "late = dropped & (times >", "federated_conditions"),
+    m("federated/engines/rules.py", "bias of the mean", "torch.sum(gradient, 1, out=found[1])",
+      "torch.mean(gradient, 1, out=found[1])", "federated_engines"),
+    m("federated/engines/losses.py", "left-out label counts", "weights_N.masked_fill(left_out, 0.0)",
+      "weights_N", "federated_engines"),
+    m("federated/engines/stacked.py", "own forward passed over",
+      'return any(hooks) or "forward" in vars(layer)', "return any(hooks)", "federated_engines"),
+    m("federated/engines/gradients.py", "model left where a client was",
+      "            vector.theta.copy_(before)\n", "            pass\n", "federated_engines"),
+    # Least squares
+    m("least_squares.py", "two sums for the price of one", "squares = 2 * fixed_order_sensitivity",
+      "squares = fixed_order_sensitivity", "least_squares::test_a_tree_pair_costs_one_gaussian"),
+    m("least_squares.py", "targets not clipped", "np.clip(targets, -1, 1) @ rows", "targets @ rows",
+      "least_squares::test_one_row_moves_the_sums_by_no_more_than_their_noise_is_for"),
+    m("least_squares.py", "target that is no number counts", "np.isfinite(rows).all(1) & np.isfinite(targets)",
+      "np.isfinite(rows).all(1)",
+      "least_squares::test_a_row_that_is_not_finite_counts_as_zeros_and_nobody_is_told"),
+    # Methods, models, audits
+    m("methods.py", "gradients left out of a tree",
+      "if not (self.step.uses_every_gradient or self.noise.independent):", "if False:", "methods"),
+    m("models.py", "runs share a model", "return copy.deepcopy(found)", "return found", "models"),
+    m("models.py", "weights by the inputs", "bound = 1 / math.sqrt(module.out_features)",
+      "bound = 1 / math.sqrt(module.in_features)", "models"),
+    m("auditing.py", "unit is never left out", "npt.NDArray[np.int64] = drawn[drawn != unit]",
+      "npt.NDArray[np.int64] = drawn", "auditing::test_a_unit_that_is_zeroed_out_is_drawn_and_left_out"),
+    m("auditing.py", "price not compared", "if seen.unpaid is None and event != door.plan(calls):",
+      "if False:", "planted_bugs"),
+    # Shown and asked for
+    m("report/words.py", "not private unsaid", "    if not run.private:\n        return \"not private: epsilon is infinite\"\n",
+      "", "report"),
+    m("report/words.py", "epsilon rounded", "show_epsilon(run.epsilon, 3)", 'f"{run.epsilon:.3f}"', "report"),
+    m("cli/common.py", "setting given twice", "if name in settings:", "if False:",
+      "cli_common::test_settings_by_name_are_numbers_words_or_nothing"),
+    m("cli/main.py", "mistake passes for a bug", "sys.exit(2)", "sys.exit(1)",
+      "cli_train::test_bad_input_gets_one_line_and_exit_code_2"),
+    m("cli/reproduce.py", "another experiment's folder", 'if there != f"{name} --{size}":', "if False:",
+      "cli_reproduce"),
+    m("cli/budget.py", "part of an epoch is free",
+      "return math.ceil(steps / _batches_per_epoch(sampling_rate))",
+      "return max(1, math.floor(steps / _batches_per_epoch(sampling_rate)))", "cli_budget"),
+    m("recipes/frame.py", "results of older code", "            _code(self.function.__module__),\n", "",
+      "recipes_frame"),
+]
+# fmt: on
+
+
+def misplaced() -> list[str]:
+    """Faults whose place in the source is gone, or is not the only one."""
+    found = []
+    for each in MUTATIONS:
+        file = SOURCE / "sordino" / each.file
+        times = file.read_text().count(each.old) if file.exists() else 0
+        if times != 1:
+            found.append(
+                f"{each.module}: {each.name!r} has {times} places: {each.old.strip().splitlines()[0]}"
+            )
+    return found
+
+
+def noticed(mutation: Mutation, all_tests: bool) -> tuple[str, float]:
+    """caught, MISSED or TOO LONG, and the seconds that took."""
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="sordino-mutation-") as folder:
+        copy = Path(folder) / "src"
+        shutil.copytree(SOURCE, copy, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+        file = copy / "sordino" / mutation.file
+        file.write_text(file.read_text().replace(mutation.old, mutation.new))
+        files = [str(TESTS)] if all_tests else [_path(test) for test in mutation.tests]
+        command = [sys.executable, "-m", "pytest", "-x", "-q", "-n", "0", "-p", "no:cacheprovider", *files]
+        environment = os.environ | {
+            "PYTHONPATH": str(copy), "HYPOTHESIS_STORAGE_DIRECTORY": folder, "PYTHONDONTWRITEBYTECODE": "1",
+        }  # fmt: skip
+        try:
+            ended = subprocess.run(
+                command, cwd=TESTS.parent, env=environment, capture_output=True, text=True, timeout=_LONGEST
+            )
+        except subprocess.TimeoutExpired:
+            return "TOO LONG", time.monotonic() - started
+    if ended.returncode not in (0, 1):  # neither passed nor failed: nothing was tested
+        raise RuntimeError(
+            f"{mutation.module}: {mutation.name}\n{ended.stdout[-2000:]}{ended.stderr[-2000:]}"
+        )
+    return ("caught" if ended.returncode else "MISSED"), time.monotonic() - started
+
+
+def _path(test: str) -> str:
+    file, colons, name = test.partition("::")
+    return f"{TESTS / f'test_{file}.py'}{colons}{name}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("which", nargs="*", help="names, or modules such as noise or federated.store")
+    parser.add_argument("--all-tests", action="store_true", help="by the whole suite, not by the named files")
+    parser.add_argument("--jobs", type=int, default=1, help="how many at a time")
+    parser.add_argument("--list", action="store_true", help="show what there is, and stop")
+    asked = parser.parse_args()
+    chosen = [
+        each
+        for each in MUTATIONS
+        if not asked.which
+        or any(word == each.name or f"{each.module}.".startswith(f"{word}.") for word in asked.which)
+    ]
+    if asked.list or not chosen:
+        print("\n".join(f"{each.module:34s} {each.name}" for each in chosen or MUTATIONS))
+        sys.exit(0 if chosen else 2)
+    if gone := misplaced():
+        sys.exit("\n".join(gone))
+    missed = 0
+    with ThreadPoolExecutor(asked.jobs) as pool:
+        for each, (outcome, seconds) in zip(
+            chosen, pool.map(lambda one: noticed(one, asked.all_tests), chosen), strict=True
+        ):
+            missed += outcome != "caught"
+            print(f"{outcome:8s} {seconds:6.1f} s   {each.module:34s} {each.name}", flush=True)
+    print(f"{len(chosen) - missed} of {len(chosen)} caught")
+    sys.exit(1 if missed else 0)
+
+
+if __name__ == "__main__":
+    main()
