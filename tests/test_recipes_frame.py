@@ -106,3 +106,12 @@ def test_a_workshop_needs_a_worker(log: Path) -> None:
 def test_a_table_in_markdown() -> None:
     table = Table("title", ("a", "b"), [(1, 2.5), ("x", None)])
     assert table.markdown() == "| a | b |\n| --- | --- |\n| 1 | 2.5 |\n| x | None |"
+
+
+def test_results_of_other_code_are_not_taken_for_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a setting left out means may change with the library."""
+    job = Job("one", square, {"n": 1})
+    before = job.key
+    assert before == Job("another name", square, {"n": 1}).key != Job("one", square, {"n": 2}).key
+    monkeypatch.setattr("sordino.recipes.frame._code", lambda module: "other code")
+    assert job.key != before
