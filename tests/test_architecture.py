@@ -54,6 +54,7 @@ ORDER = [
 ACROSS = {
     "architecture": "which part knows which",
     "bounds_as_computed": "no row moves a sum by more than its threshold, in the arithmetic in which it is added",
+    "docs": "what README and pages say is so",
     "federate": "federated training as a whole",
     "gradients_rules": "every layer against a loop over single examples",
     "gradients_zoo": "whole models against that loop",
@@ -64,6 +65,8 @@ ACROSS = {
     "quotes_nothing": "no message quotes a value of a row",
     "regret": "the theorems of DP-FTRL",
     "rows_do_not_move_others": "no row changes how another is computed",
+    "walk": "a batch and a client update go the way that is described",
+    "who_reads_rows": "private rows are read where it is said, and nowhere else",
 }
 
 

@@ -133,3 +133,12 @@ def test_an_overspent_budget_is_a_bug() -> None:
     check_spent("it", {"epsilon": "inf"}, math.inf)
     with pytest.raises(RuntimeError, match=r"it spent 3.1 of 3"):
         check_spent("it", {"epsilon": 3.1}, 3)
+
+
+def test_results_of_other_code_are_not_taken_for_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a setting left out means may change with the library."""
+    job = Job("one", square, {"n": 1})
+    before = job.key
+    assert before == Job("another name", square, {"n": 1}).key != Job("one", square, {"n": 2}).key
+    monkeypatch.setattr("sordino.recipes.frame._code", lambda module: "other code")
+    assert job.key != before

@@ -44,7 +44,21 @@ _ROOM = rounding_of_sums(MOST_UNITS) + ROUNDING + 2e-5  # of sums, to the grid, 
 
 @dataclass(frozen=True)
 class Released:
-    """What left the gate: noised, divided by the expected batch size, and paid for."""
+    """What left the gate: noised, divided by the expected batch size, and paid for.
+
+    Guarantee: whatever is made of it is post-processing, and costs nothing further; but for ``unprotected_loss``.
+
+    Args:
+        step: The number of the release, from 0.
+        gradient: (clipped sum + noise) / expected batch size.
+        noise_std: Of each coordinate of the gradient.
+        threshold: C, the one that clipped this batch.
+        probes: What else was asked about the batch, likewise noised and divided.
+        unprotected_loss: Only on request, and covered by nothing.
+
+    >>> Released(0, torch.zeros(3), noise_std=0.1, threshold=1.0).probes
+    {}
+    """
 
     step: int
     gradient: Tensor  # (clipped sum + noise) / expected batch size
@@ -326,8 +340,26 @@ class Gate(ExampleGate):
     ``gate(theta)`` samples a batch, evaluates it at ``theta`` and returns a ``Released``; the model is left as
     it was. ``gate.theta`` is the live parameter vector: ``gate()`` evaluates there, without a copy.
 
-    The guarantee is for one *unit*: a row, or with ``groups`` (an id for each row) all the rows of an id. What a call
-    costs is said at ``Door``.
+    Guarantee: for one *unit*, a row or with ``groups`` all the rows of an id: it moves the clipped sum by at most C,
+    the noise on the sum has standard deviation ``noise_multiplier * C``, and every call is charged before it answers.
+
+    Args:
+        model: Any ``nn.Module``; it is checked on made-up rows before a private one is seen.
+        loss: ``loss(output, targets)``, one value for each example.
+        data: A pair of tensors (inputs, targets), or a ``Dataset``.
+        clip: A clipping policy such as ``Fixed(1.0)``.
+        noise_multiplier: Noise over threshold; 0 is no noise, and epsilon infinite.
+        sampling: How batches are formed, such as ``Poisson(0.01)``.
+        noise: A mechanism; by default independent noise.
+        steps: How many calls are planned, for mechanisms that are paid in advance.
+        ledger: Where calls are charged; by default one of its own.
+        groups: An id for each row.
+        seed: For experiments: it voids the guarantee.
+        secure: Refuse a seed.
+        streams: Of random numbers, in the place of a seed.
+        microbatch: How many rows are worked on at a time; by default measured.
+        template: Five public rows, for a model that cannot run on made-up ones.
+        show_unprotected: Give the loss of each batch too, which no guarantee covers.
 
     >>> data = torch.ones(8, 2), torch.zeros(8)
     >>> loss = lambda output, target: (output.squeeze(1) - target) ** 2

@@ -21,8 +21,17 @@ from sordino.warn import warn
 
 @dataclass(frozen=True)
 class Metric:
-    """A number over all rows: ``sums(scores, targets)`` are added up batch by batch, and ``result(*sums)`` made of
-    them. A plain function that gives one value for each example is a metric too: its mean."""
+    """A number over all rows that is more than a mean; a plain function of one value for each example is a metric too.
+
+    Args:
+        sums: ``sums(scores, targets)`` of a batch, numbers or tensors, which are added up over batches.
+        result: ``result(*sums)`` makes the number of them.
+
+    >>> root = Metric(lambda scores, y: (float(((scores - y) ** 2).sum()), len(y)), lambda total, n: (total / n) ** 0.5)
+    >>> task = Task(lambda scores, y: (scores - y) ** 2, {"rmse": root})
+    >>> evaluate(nn.Identity(), task, (torch.ones(4), torch.full((4,), 3.0)))
+    {'test_rmse': 2.0, 'test_loss': 4.0}
+    """
 
     sums: Callable[[Any, Any], Sequence[Any]]
     result: Callable[..., float]
@@ -98,6 +107,10 @@ class Task:
 def classification(loss: Loss | None = None, scores: Callable[[Any], Any] | None = None) -> Task:
     """Classes: cross-entropy, and accuracy. Scores are [n, classes], targets whole numbers [n].
 
+    Args:
+        loss: Another one for each example, in the place of cross-entropy.
+        scores: Where the scores are in what the model returns, if it is no plain tensor.
+
     >>> classification(scores=lambda output: output.logits).metrics.keys()
     dict_keys(['accuracy'])
     """
@@ -108,6 +121,9 @@ def regression(scores: Callable[[Any], Any] | None = None) -> Task:
     """One number for each row or several: squared error (their mean), mean absolute error, and R squared.
 
     Outputs [n, k], targets [n, k]; where k is 1 both may be [n] too.
+
+    Args:
+        scores: Where the scores are in what the model returns, if it is no plain tensor.
 
     >>> evaluate(nn.Identity(), regression(), (torch.tensor([1.0, 2.0]), torch.tensor([1.0, 4.0])))
     {'test_mean_absolute_error': 1.0, 'test_r2': 0.111..., 'test_loss': 2.0}
@@ -121,12 +137,25 @@ def next_words(scores: Callable[[Any], Any] | None = None) -> Task:
 
     Scores are [n, length, words] and targets [n, length], with the special words of `sordino.data.shakespeare`:
     padding counts nowhere, ends of sentences and unknown words do not count as predicted.
+
+    Args:
+        scores: Where the scores are in what the model returns, if it is no plain tensor.
+
+    >>> list(next_words().metrics)
+    ['next_word_accuracy']
     """
     return Task(next_word_loss, {"next_word_accuracy": Metric(_words_right, _ratio)}, scores)
 
 
 def reconstruction(scores: Callable[[Any], Any] | None = None) -> Task:
-    """What comes out is to be what went in (or the targets): the mean squared error of each row."""
+    """What comes out is to be what went in (or the targets): the mean squared error of each row.
+
+    Args:
+        scores: Where the scores are in what the model returns, if it is no plain tensor.
+
+    >>> evaluate(nn.Identity(), reconstruction(), (torch.ones(4, 2), torch.ones(4, 2)))
+    {'test_loss': 0.0}
+    """
     return Task(lambda output, targets: (output - targets).square().flatten(1).mean(1), {}, scores)
 
 
@@ -166,7 +195,18 @@ class _Guessed(Task):
 def evaluate(
     model: nn.Module, loss: Loss | Task, data: Any, batch: int = 1000, prefix: str = "test_"
 ) -> dict[str, float]:
-    """Metrics of a task, and the mean loss, on held-out rows. Not covered by any guarantee."""
+    """Metrics of a task, and the mean loss, on held-out rows. Not covered by any guarantee.
+
+    Args:
+        model: The model, which is left as it was.
+        loss: One value for each example, or a `Task`.
+        data: Held-out rows, as for `train`.
+        batch: How many of them at a time.
+        prefix: Of the names of metrics.
+
+    >>> evaluate(nn.Identity(), classification(), (torch.eye(3), torch.tensor([0, 1, 0])))["test_accuracy"]
+    0.6666666666666666
+    """
     examples, task = as_examples(data), as_task(loss)
     device = next(iter(model.parameters())).device if any(True for _ in model.parameters()) else None
     total, sums = 0.0, dict[str, Sequence[Any]]()

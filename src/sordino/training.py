@@ -56,7 +56,8 @@ def train(
         loss: ``loss(output, target)``, one value for each example, or a `Task`.
         data: a pair of tensors (inputs, targets), or a ``Dataset``.
         method: a name, or a `Method` such as ``adadp()``. The default tunes itself.
-        epochs, batch_size: how much is asked; by default they follow from the number of units.
+        epochs: passes over the data, expected; by default they follow from the number of units.
+        batch_size: expected; by default it follows from the number of units.
         sampling: ``poisson`` (the default), ``shuffled`` or ``fixed-order``. Tree noise takes ``shuffled``, which
             it then is when a tree begins, or ``fixed-order``.
         groups: an id for each row: then the unit of privacy is all the rows of an id.
@@ -64,19 +65,26 @@ def train(
         public_loss: a term of the loss that is a function of theta alone: a prior, weight decay.
         microbatch: how many rows are worked on at a time; by default measured.
         budget: `Budget` (epsilon, delta), to which the noise is calibrated, or a pair of numbers.
-        noise_multiplier, delta: in its place; 0 is no noise, and epsilon infinite. Methods without privacy take
-            neither.
+        noise_multiplier: in its place, with a ``delta``; 0 is no noise, and epsilon infinite. Methods without privacy
+            take neither.
+        delta: at which a noise multiplier is priced.
         accountant: ``auto`` (the tighter of ``rdp`` and ``pld``), or one of them.
-        seed, secure: a seed is for experiments and voids the guarantee; ``secure`` refuses one.
-        test, evaluations: held-out rows, and how often they are looked at.
+        seed: for experiments: it voids the guarantee.
+        secure: refuse a seed.
+        test: held-out rows.
+        evaluations: how often they are looked at.
         callbacks: functions of a `Seen`, called after every step; what they return goes into the history.
         device: where to train; the model is moved there, and batches follow. Only the CPU is tested.
         show_unprotected: show the training loss, which no guarantee covers.
-        out, resume: the directory the run writes, and whether to go on, bit for bit, with the one in it.
+        out: the directory the run writes.
+        resume: go on, bit for bit, with the run in it.
         keep_checkpoint: keep checkpoint/, which holds the key of the noise.
         progress: a live line on stderr; by default if that is a terminal.
-        data_name, assumptions, details: for the record.
+        data_name: under which what is spent is counted.
+        assumptions: sentences that go into the certificate.
+        details: plain data that goes into run.json.
 
+    >>> import torch
     >>> rows = torch.randn(60, 4), torch.randint(2, (60,))
     >>> run = train(nn.Linear(4, 2), nn.CrossEntropyLoss(reduction="none"), rows, budget=(3, 1e-3), epochs=2)
     >>> run.epsilon <= 3, sorted(run.metrics)

@@ -68,28 +68,41 @@ def federate(
     order, with ``noise=Tree()``), and count alike. Without either nothing is promised.
 
     Args:
-        model, loss, data: as for `train`; data may be a `Population`.
-        rounds: how many. In each ``per_round`` clients, or whoever ``participation`` says, take the cloud model, train,
-            and send what they changed.
-        clients, partition: the rows are dealt to so many clients, ``iid``, ``dirichlet:0.3``, ``pathological``, as a
-            `Partition` says, or as lists of rows.
+        model: as for `train`.
+        loss: as for `train`.
+        data: as for `train`, or a `Population`.
+        rounds: how many. In each some clients take the cloud model, train, and send what they changed.
+        clients: how many train; by default 100, or as many as the data has users.
+        partition: how the rows are dealt to them: ``iid``, ``dirichlet:0.3``, ``pathological``, a partition such as
+            ``Dirichlet(0.3)``, or lists of rows.
         holdout: so many further clients never train: their accuracy is for tuning.
         algorithm: what puts together what they send, and corrects their bias: ``adabest``, or under privacy
             ``fedavg``.
-        local: ``sgd`` at ``rate * decay^round``, ``adam``, or ``adadp``, whose clients tune their own rate, and keep it
-            between rounds (``keep_rates``); or `OwnLoop`.
-        local_epochs, batch_size, top_up, max_examples: how long a client trains in a round.
-        clip, noise: under privacy; by default a quantile of the norms, and independent noise.
-        public_examples: under privacy, what passes for a client's number of examples.
-        conditions: clients that drop out or are slow (`Conditions`). ``patience`` is how many seconds one may take
-            before it is left out; without it a round waits.
-        engine, chunk, workers, store: means of the simulation; the result is the same. ``workers`` processes share the
-            work, ``engine="debug"`` trains one client after the other in plain loops, and with ``store="file"`` what
-            clients keep lies in a file beside the checkpoint.
+        per_round: clients of a round; under Poisson sampling expected.
+        participation: who comes when, in its place: a sampling such as ``Poisson(0.1)``.
         observe: one callback, as in ``callbacks``; it sees the round, and without privacy who took part.
-        show_unprotected: under privacy, write down sizes and labels of clients too.
-        options: all the keywords of `train` about a budget, chance, evaluation and recording.
+        local: ``sgd`` at ``rate * decay^round``, ``adam``, or ``adadp``, whose clients tune their own rate; or
+            `OwnLoop`.
+        local_epochs: passes over a client's rows in a round.
+        batch_size: of a local step.
+        top_up: the last batch of an epoch is filled with rows drawn again; else it is a short one.
+        max_examples: rows that a client uses in a round, at most.
+        rate: the local learning rate, or where ``adadp`` starts.
+        decay: of the rate, from round to round.
+        keep_rates: clients that tune their rate go on from the one they had.
+        clip: under privacy; by default a quantile of the norms.
+        noise: under privacy; by default independent noise.
+        public_examples: under privacy, what passes for a client's number of examples.
+        conditions: clients that drop out or are slow.
+        patience: how many seconds a client may take before it is left out; without it a round waits.
+        engine: how gradients are computed; ``debug`` trains one client after the other in plain loops.
+        chunk: clients that are stepped together.
+        workers: processes that share the work, by default as many as pay; the result is the same.
+        store: ``memory``, or ``file``: what clients keep lies in a file beside the checkpoint.
+        options: all the keywords of `train` about a budget, chance, evaluation and recording. ``show_unprotected``
+            writes down sizes and labels of clients under privacy too.
 
+    >>> import torch
     >>> rows = torch.randn(60, 4), torch.randint(2, (60,))
     >>> run = federate(nn.Linear(4, 2), nn.CrossEntropyLoss(reduction="none"), rows, rounds=2, clients=6, per_round=3)
     >>> run.epsilon, len(run.history)

@@ -25,7 +25,27 @@ from sordino.warn import warn
 
 @dataclass(frozen=True)
 class Run:
-    """What a training run gives back."""
+    """What a training run gives back.
+
+    Guarantee: model, epsilon and certificate are covered by what the certificate says; metrics are not.
+
+    Args:
+        model: The trained model.
+        epsilon: What was spent, never more than the budget; infinite without privacy.
+        delta: At which epsilon holds.
+        metrics: On held-out rows, with ``covered: False``.
+        certificate: The guarantee with every event behind it, as in certificate.json.
+        summary: What run.json says.
+        history: The lines of history.jsonl.
+        path: The directory of the run, if it wrote one.
+
+    >>> import torch
+    >>> from sordino import sgd, train
+    >>> rows = torch.ones(8, 2), torch.zeros(8)
+    >>> run = train(nn.Linear(2, 1), lambda output, y: (output[:, 0] - y) ** 2, rows, method=sgd(), epochs=1)
+    >>> run.epsilon, run.path
+    (inf, None)
+    """
 
     model: nn.Module
     epsilon: float

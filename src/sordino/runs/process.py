@@ -21,7 +21,18 @@ Line = dict[str, Any]  # of history.jsonl
 class Seen:
     """What a callback sees after a step or a round. All of it is public, or was released and paid for; only what a
     line of the history says under ``covered: false`` (scores on held-out rows, a training loss shown on request) is
-    covered by no guarantee. What a callback makes of it is free."""
+    covered by no guarantee. What a callback makes of it is free.
+
+    Args:
+        step: So many steps, or rounds, are done.
+        steps: Of the whole run.
+        theta: The model as one vector, as it is now; do not write to it.
+        line: Of the history, if one is written after this step.
+
+    >>> def watch(seen):
+    ...     if seen.line is not None and "test_accuracy" in seen.line:
+    ...         print(seen.step, seen.line["test_accuracy"])
+    """
 
     step: int  # from 1: steps, or rounds, that are done
     steps: int  # of the whole run
