@@ -77,6 +77,7 @@ def train(
         progress: a live line on stderr; by default if that is a terminal.
         data_name, assumptions, details: for the record.
 
+    >>> import torch
     >>> rows = torch.randn(60, 4), torch.randint(2, (60,))
     >>> run = train(nn.Linear(4, 2), nn.CrossEntropyLoss(reduction="none"), rows, budget=(3, 1e-3), epochs=2)
     >>> run.epsilon <= 3, sorted(run.metrics)

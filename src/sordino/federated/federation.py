@@ -90,6 +90,7 @@ def federate(
         show_unprotected: under privacy, write down sizes and labels of clients too.
         options: all the keywords of `train` about a budget, chance, evaluation and recording.
 
+    >>> import torch
     >>> rows = torch.randn(60, 4), torch.randint(2, (60,))
     >>> run = federate(nn.Linear(4, 2), nn.CrossEntropyLoss(reduction="none"), rows, rounds=2, clients=6, per_round=3)
     >>> run.epsilon, len(run.history)
