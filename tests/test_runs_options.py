@@ -24,6 +24,7 @@ FEDERATED: dict[str, Any] = {
     "accountant": "rdp", "workers": 1,
 }  # fmt: skip
 NOISE = {"noise_multiplier": 1.0, "delta": 1e-3}
+pytestmark = pytest.mark.filterwarnings("ignore:the noise outweighs")
 
 
 def new_model() -> nn.Module:

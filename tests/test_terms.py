@@ -103,6 +103,7 @@ def test_terms_with_other_noise_have_another_price() -> None:
         ((Budget(3, 1e-3), 1.0, None), "either a budget"),
         ((None, 1.0, None), "needs a delta"),
         ((None, -1.0, 1e-3), "0 or positive, not -1"),
+        ((None, 0.0, 2.0), "delta must lie strictly between 0 and 1, not 2"),
         ((None, float("nan"), 1e-3), "0 or positive, not nan"),
         ((None, float("inf"), 1e-3), "0 or positive, not inf"),
         ((Budget(3, 1e-3), None, 1e-5), "delta is said twice, as 0.001 in the budget and as 1e-05"),

@@ -17,6 +17,7 @@ from sordino.data import Sampling
 from sordino.noise import Mechanism, Releases
 from sordino.noise.gaussian import REACH
 from sordino.privacy import Budget, noise_for
+from sordino.privacy.budget import check_delta
 from sordino.privacy.tails import check_reach
 
 if TYPE_CHECKING:
@@ -109,6 +110,8 @@ class Terms:
             raise ValueError(
                 f"delta is said twice, as {budget.delta:g} in the budget and as {delta:g}: leave out one"
             )
+        if delta is not None:
+            check_delta(delta)
         assert self.steps is not None
         calls = self.steps
         if budget is not None:
