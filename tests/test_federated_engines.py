@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+import sordino.federated.engines.gradients as gradients_module
 from sordino.federated.engines import gradients as engines
 from sordino.federated.engines.gradients import choose, engine_named
 from sordino.federated.engines.losses import OutputGradients
@@ -592,3 +593,21 @@ def test_errors() -> None:
         engine_named("fast", model, CROSS_ENTROPY, ParameterVector(model))
     with pytest.raises(ValueError, match="not that of this model"):
         engine_named("stacked", model, CROSS_ENTROPY, ParameterVector(other))
+
+
+def test_batches_go_where_the_clients_are() -> None:
+    """Only the CPU is here to try it on: moving there changes nothing, and every leaf is moved."""
+    moved: list[tuple[str, torch.device]] = []
+
+    class Leaf(Tensor):
+        def to(self, *args: Any, **kwargs: Any) -> Any:
+            moved.append(("leaf", args[0]))
+            return super().to(*args, **kwargs)
+
+    def plain(x_Pd: Tensor, inputs_PB: Any, targets_PB: Any, weights_PB: Tensor) -> Tensor:
+        return x_Pd + inputs_PB["a"].sum() + targets_PB.sum() + weights_PB.sum()
+
+    one = torch.ones(2).as_subclass(Leaf)
+    found = gradients_module._where_the_model_is(plain)(torch.zeros(2, 3), {"a": one}, one, one)
+    assert torch.equal(found, torch.full((2, 3), 6.0))
+    assert moved == [("leaf", torch.device("cpu"))] * 3

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sordino.federated.engines.gradients import Gradients, engine_named
 from sordino.federated.local import OwnLoop
@@ -59,6 +59,10 @@ def machinery_for(federation: Federation, recording: Recording, expected: float)
     ``expected`` is how many clients a round has.
     """
     means, vector, population = federation.means, federation.vector, federation.population
+    if vector.theta.device.type != "cpu":
+        if means.patience is not None or (means.workers or 1) > 1:
+            raise ValueError("worker processes cannot share a device: use workers=1 without patience")
+        means = replace(means, workers=1)
     model, loss = federation.model, federation.task.per_example
     rule, plan, public = federation.training.rule, federation.training.plan, federation.public_examples
     draws = population.examples.may_draw_randomness or draws_randomness(model)

@@ -135,7 +135,8 @@ class Rounds(Process):
         gathered = self._aggregate(Broadcast(self.theta, self._server, self._now))
         self._now = replace(self._now, participants=gathered.participants)
         if gathered.mean is not None:
-            self._plan.algorithm.server_update(self.theta, gathered.mean, self._server, self._now)
+            mean = {name: value.to(self.theta.device) for name, value in gathered.mean.items()}
+            self._plan.algorithm.server_update(self.theta, mean, self._server, self._now)
         if gathered.tally is not None:
             self._plan.algorithm.seen(self._server, gathered.tally.examples)
         self._store.commit()

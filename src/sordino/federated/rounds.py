@@ -47,6 +47,13 @@ class Chunk:
     rates: Tensor  # [P, 1]
     seeds: tuple[int, ...]
 
+    def on(self, device: torch.device) -> Chunk:
+        """With its vectors where the model is."""
+        states = {name: state.to(device) for name, state in self.states.items()}
+        return replace(
+            self, states=states, rounds_since=self.rounds_since.to(device), rates=self.rates.to(device)
+        )
+
     def one(self, row: int) -> Chunk:
         return self.some([row])
 
@@ -72,6 +79,12 @@ class Finished:
     failed: dict[int, str] = field(
         default_factory=dict
     )  # client: why (not under privacy). Nothing of these counts
+
+    def on(self, device: torch.device) -> Finished:
+        sent, states = (
+            {name: value.to(device) for name, value in part.items()} for part in (self.sent, self.states)
+        )
+        return replace(self, sent=sent, states=states, rates=self.rates.to(device))
 
     @staticmethod
     def none(clients: Sequence[int], why: str) -> Finished:
@@ -155,9 +168,15 @@ class Workplace:
         return nullcontext() if self.public_examples is None else warnings.catch_warnings(action="ignore")
 
     def _finished(self, chunk: Chunk, sent: Broadcast) -> Finished:
+        device = sent.theta.device
+        if device.type != "cpu":  # what clients keep and send lies in memory
+            return self._made_by(chunk.on(device), sent).on(torch.device("cpu"))
+        return self._made_by(chunk, sent)
+
+    def _made_by(self, chunk: Chunk, sent: Broadcast) -> Finished:
         parts = [self.population.rows(client) for client in chunk.clients]
         sizes = torch.tensor([[self.plan.examples(len(part))] for part in parts], dtype=torch.float32)
-        who = self._participants(chunk, parts, sizes)
+        who = self._participants(chunk, parts, sizes.to(sent.theta.device))
         if isinstance(self.rule, OwnLoop):
             x, rates = self._own_loop(self.rule, chunk, sent.theta), chunk.rates
         else:
@@ -175,7 +194,7 @@ class Workplace:
 
     def _participants(self, chunk: Chunk, parts: Sequence[Rows], sizes: Tensor) -> Participants:
         counted = sizes if self.public_examples is None else torch.full_like(sizes, self.public_examples)
-        steps = torch.tensor([[float(self.plan.steps(len(part)))] for part in parts])
+        steps = sizes.new_tensor([[float(self.plan.steps(len(part)))] for part in parts])
         return Participants(chunk.states, chunk.rounds_since, counted, steps)
 
     def _stepped(
@@ -201,13 +220,14 @@ class Workplace:
 
         while batch + rule.batches_per_step <= int(work.batches.max()):
             active = work.batches >= batch + rule.batches_per_step
-            rule.step(field, x, None if bool(active.all()) else active.float(), state)
+            rule.step(field, x, None if bool(active.all()) else active.to(x), state)
         return x, state
 
     def _own_loop(self, rule: OwnLoop, chunk: Chunk, theta: Tensor) -> Tensor:
         rows = []
         for client, seed in zip(chunk.clients, chunk.seeds, strict=True):
-            inputs, targets = self.population.examples.take(torch.from_numpy(self.population.rows(client)))
+            batch = self.population.examples.take(torch.from_numpy(self.population.rows(client)))
+            inputs, targets = tree_map(lambda leaf: leaf.to(theta.device), batch)
             with torch.enable_grad():
                 rows.append(own_update(rule, theta, inputs, targets, seed))
         return torch.stack(rows)

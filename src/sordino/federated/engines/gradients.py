@@ -120,7 +120,18 @@ def engine_named(
     With ``reuse`` the result of a call may be overwritten by the next one.
     """
     found: Gradients = ENGINES.named(name, None, model, loss, vector, reuse=reuse)
-    return found
+    return found if vector.theta.device.type == "cpu" else _where_the_model_is(found)
+
+
+def _where_the_model_is(gradients: Gradients) -> Gradients:
+    """With batches moved to the device of the clients' vectors."""
+
+    def moved(x_Pd: Tensor, inputs_PB: Any, targets_PB: Any, weights_PB: Tensor) -> Tensor:
+        batch = (inputs_PB, targets_PB, weights_PB)
+        inputs_PB, targets_PB, weights_PB = tree_map(lambda leaf: leaf.to(x_Pd.device), batch)
+        return gradients(x_Pd, inputs_PB, targets_PB, weights_PB)
+
+    return moved
 
 
 def _explained(gradients: Gradients) -> Gradients:
@@ -161,7 +172,7 @@ def choose(
     away = torch.randn(clients, len(vector), generator=draws).to(vector.theta.device)
     x_Pd = vector.theta + away * (0.1 * vector.size)
     rows = (x_Pd, inputs_PB, targets_PB, weights_PB)
-    plain = looped(model, loss, vector)
+    plain = engine_named("looped", model, loss, vector)
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # vmap warns of what it cannot batch, and that is seen in its time
         expected = plain(*rows)
