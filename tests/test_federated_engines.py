@@ -602,7 +602,8 @@ def test_batches_go_where_the_clients_are() -> None:
     class Leaf(Tensor):
         def to(self, *args: Any, **kwargs: Any) -> Any:
             moved.append(("leaf", args[0]))
-            return super().to(*args, **kwargs)
+            found: Tensor = super().to(*args, **kwargs)
+            return found
 
     def plain(x_Pd: Tensor, inputs_PB: Any, targets_PB: Any, weights_PB: Tensor) -> Tensor:
         return x_Pd + inputs_PB["a"].sum() + targets_PB.sum() + weights_PB.sum()
