@@ -606,7 +606,8 @@ def test_batches_go_where_the_clients_are() -> None:
             return found
 
     def plain(x_Pd: Tensor, inputs_PB: Any, targets_PB: Any, weights_PB: Tensor) -> Tensor:
-        return x_Pd + inputs_PB["a"].sum() + targets_PB.sum() + weights_PB.sum()
+        found: Tensor = x_Pd + inputs_PB["a"].sum() + targets_PB.sum() + weights_PB.sum()
+        return found
 
     one = torch.ones(2).as_subclass(Leaf)
     found = gradients_module._where_the_model_is(plain)(torch.zeros(2, 3), {"a": one}, one, one)
