@@ -10,10 +10,12 @@ import re
 import signal
 import sys
 import threading
+import tomllib
+from collections import ChainMap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import lru_cache, reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -61,7 +63,12 @@ def _code(module: str) -> str:
     own = sys.modules[module].__file__
     if own is not None:
         files.append(Path(own))
+    if published_file(module).exists():
+        files.append(published_file(module))
     return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
+
+
+Row = str | Sequence[Any] | Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -71,16 +78,16 @@ class Table:
     rows: Sequence[Sequence[Any]]
 
     @staticmethod
-    def written(title: str, columns: str, rows: Iterable[str]) -> Table:
-        """As it is read: cells between bars."""
-        return Table(title, tuple(columns.split(" | ")), [tuple(row.split(" | ")) for row in rows])
-
-    @staticmethod
-    def of(title: str, rows: Iterable[Mapping[str, Any]]) -> Table:
-        """Each row says what stands in which column; a column that it does not name stays empty."""
-        lines = list(rows)
-        columns = tuple(dict.fromkeys(column for line in lines for column in line))
-        return Table(title, columns, [tuple(line.get(column, "") for column in columns) for line in lines])
+    def of(title: str, rows: Iterable[Row], columns: str | Sequence[str] | None = None) -> Table:
+        """A row says what stands in which column, where one that it does not name stays empty; or it is its cells, or
+        these between bars, as it is read."""
+        lines = [row.split(" | ") if isinstance(row, str) else row for row in rows]
+        named = dict.fromkeys(column for line in lines for column in line) if columns is None else columns
+        heads = tuple(named.split(" | ") if isinstance(named, str) else named)
+        cells = [
+            [line.get(head, "") for head in heads] if isinstance(line, Mapping) else line for line in lines
+        ]
+        return Table(title, heads, [tuple(line) for line in cells])
 
 
 @dataclass(frozen=True)
@@ -112,6 +119,48 @@ def recipe(name: str, quick: str) -> Callable[[Callable[[Run, bool], Report]], R
     from sordino.recipes import SUMMARIES
 
     return lambda function: Recipe(name, SUMMARIES[name], function, quick)
+
+
+class Published:
+    """What a recipe has from its paper, or says of itself: numbers as printed, protocols, claims, titles, notes.
+
+    It is read from the file of ``published/`` that is named as the module. What stands in braces in a text is what was
+    measured, or a constant of the module.
+    """
+
+    def __init__(self, module: str) -> None:
+        self._module = module
+        self._read: dict[str, Any] = _frozen(tomllib.loads(published_file(module).read_text()))
+
+    def __getitem__(self, name: str) -> Any:
+        """By its path: ``tables.accuracy.title``."""
+        return reduce(lambda part, key: part[key], name.split("."), self._read)
+
+    def text(self, name: str, /, **measured: Any) -> str:
+        known = ChainMap(measured, vars(sys.modules[self._module]))
+        return str(self[name]).format_map(known)
+
+    def notes(self, section: str = "notes", /, **measured: Any) -> list[str]:
+        """All of a section in their order, but for those whose name is given and means nothing: ``quick=False``."""
+        named = [name for name in self[section] if measured.get(name, True)]
+        return [self.text(f"{section}.{name}", **measured) for name in named]
+
+    def table(
+        self, name: str, rows: Iterable[Row], columns: Sequence[str] | None = None, /, **measured: Any
+    ) -> Table:
+        known = self[f"tables.{name}"].get("columns") if columns is None else columns
+        return Table.of(self.text(f"tables.{name}.title", **measured), rows, known)
+
+
+def published_file(module: str) -> Path:
+    return Path(__file__).parent / "published" / f"{module.rpartition('.')[2]}.toml"
+
+
+def _frozen(read: Any) -> Any:
+    """Lists as tuples: what was published does not change."""
+    if isinstance(read, dict):
+        return {name: _frozen(value) for name, value in read.items()}
+    return tuple(map(_frozen, read)) if isinstance(read, list) else read
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from sordino.recipes import show
-from sordino.recipes.frame import Job, Report, Result, Run, Table, recipe
+from sordino.recipes.frame import Job, Published, Report, Result, Run, Table, recipe
 from sordino.recipes.oso_grids import BATCH, EPOCHS, EPSILONS, INITIAL_THRESHOLD, grid_noise
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from sordino.gate import Gate
 
+SAID = Published(__name__)
 ROWS = 60_000
 STEPS = EPOCHS * round(ROWS / BATCH)  # 1170
 GRANULARITY = 7  # the grid of the paper's main text: Online has 7 runs
@@ -150,11 +151,7 @@ def frontier(noise_multiplier: float, points: int = 200) -> tuple[list[float], l
 # The report ---------------------------------------------------------------------------------------------
 
 
-@recipe(
-    "oso-gradients",
-    f"gradients are compared at steps {', '.join(map(str, QUICK_MOMENTS))} instead of "
-    f"{', '.join(map(str, MOMENTS))}; all the rest is the whole; about three minutes on two cores (the whole: ten)",
-)
+@recipe("oso-gradients", SAID["quick"])
 def gradients(run: Run, quick: bool) -> Report:
     noises = {epsilon: grid_noise(epsilon, GRANULARITY, STEPS, ROWS) for epsilon in EPSILONS}
     settings = {
@@ -197,11 +194,8 @@ def _cosines(moments: list[Moment], rows: int, noise_multiplier: float) -> Table
         lines.append(f"{moment['step']} | {best:.3g} | {cosine:.3f} | {ends} | {sizes}")
     least = f"at C = {_SMALLEST:g}"
     ends = f"{least} | at C = {_LARGEST:g} | {least}, no noise"
-    title = (
-        f"Figure 1, MNIST, n = {rows:,}: cosine of the sanitised and the true mean gradient of a batch of {BATCH}, "
-        f"noise multiplier {noise_multiplier:.4f}, mean of {REALISATIONS} realisations"
-    )
-    return Table.written(title, f"step | best C | cosine there | {ends} | median norm | OSO's C", lines)
+    columns = f"step | best C | cosine there | {ends} | median norm | OSO's C".split(" | ")
+    return SAID.table("cosines", lines, columns, rows=rows, noise_multiplier=noise_multiplier)
 
 
 def _multipliers(noises: dict[int, float]) -> Table:
@@ -211,25 +205,11 @@ def _multipliers(noises: dict[int, float]) -> Table:
         rows.append(
             f"{epsilon} | {nu:.4f} | {GRADIENT_NOISE * nu:.4f} | {of_q:.4f} | {of_q / nu:.3f} | 7.124"
         )
-    title = (
-        f"Figure 2, n = {ROWS:,}: noise multipliers of gradient and q on the frontier of each epsilon, "
-        f"{GRANULARITY} runs of {STEPS:,} steps"
-    )
-    return Table.written(title, "eps | nu | nu_g = 1.01 nu | nu_q | nu_q / nu | published nu_q / nu", rows)
+    return SAID.table("multipliers", rows)
 
 
 def _notes(moments: list[Moment]) -> list[str]:
-    prominent = sum(_is_prominent(moment) for moment in moments)
-    return [
-        "The true gradient is not private, and nor is anything in figure 1: it is a study on public data. "
-        "A private run never sees a cosine; OSO follows the sign of a released product instead.",
-        "The paper says that every iteration has a fairly prominent best threshold, between clipping bias and noise. "
-        f"Here the cosine at the best C is a tenth or more above that at C = {_SMALLEST:g} and at C = {_LARGEST:g} at "
-        f"{prominent} of {len(moments)} steps.",
-        "Its figures have no printed numbers. They do not say which noise, rate or threshold trained the network: here "
-        f"it is OSO with the best rate printed for epsilon {EPSILON} (k = {GRANULARITY}), the noise of that grid "
-        "(delta 1e-5, RDP), and Poisson batches. Seeded, one run.",
-    ]
+    return SAID.notes(prominent=sum(map(_is_prominent, moments)), count=len(moments))
 
 
 def _draw(figure: Figure, moments: list[Moment], rows: int, noises: dict[int, float]) -> None:

@@ -12,8 +12,6 @@ from sordino.recipes.frame import Result
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-PAPER_HAS_CURVES = "The paper has curves only: there are no published accuracies to stand beside ours. "
-
 # Numbers ----------------------------------------------------------------------------------------------------------
 
 
@@ -136,12 +134,6 @@ def judged(held: Sequence[bool], shown: str) -> str:
 def said(*notes: str | bool) -> list[str]:
     """The notes there are: ``quick and "..."`` is none where it is not quick."""
     return [note for note in notes if isinstance(note, str) and note]
-
-
-def at_the_edge(names: Sequence[str]) -> str:
-    """A note on grids whose best value is their first or last."""
-    beyond = "The best rate is at the edge of its grid, and a better one may lie beyond"
-    return f"{beyond}: {', '.join(names)}." if names else ""
 
 
 def crossing(at: Sequence[float], leads: Sequence[float], rising: bool) -> float | None:
