@@ -6,10 +6,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from statistics import fmean
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sordino.recipes import show
-from sordino.recipes.frame import Contestant, Job, Report, Result, Run, Table, check_spent, recipe, results_of
+from sordino.recipes.frame import (
+    Contestant,
+    Job,
+    Published,
+    Report,
+    Result,
+    Run,
+    Table,
+    check_spent,
+    recipe,
+    results_of,
+)
 from sordino.recipes.trainings import count_rows, missing, train_named
 
 if TYPE_CHECKING:
@@ -20,6 +31,7 @@ if TYPE_CHECKING:
 
 # torch is imported inside functions, so that a list of the recipes is quick.
 
+SAID = Published(__name__)
 _PAPER = {"restart_every": 1, "completion": False}
 _VANILLA = {"efficient": False, **_PAPER}
 _PLAIN, _HEAVY = (0.5, 1.0), (0.05, 0.1)  # rates, without and with momentum 0.9
@@ -144,11 +156,7 @@ def _trained(run: Run, what: Protocol) -> tuple[Table, Found]:
         scores = f"{show.spread([last_five(result) for result in results])} | {show.accuracy(results)}"
         noise = results[0]["noise_multiplier"]
         rows.append(f"{epsilon:g} | {label} | {noise:.3f} | {rate:g} | {scores} | {tried}")
-    batches = f"batches of {what.batch_size}, {what.epochs:g} epochs (test accuracy, %)"
-    columns = (
-        "epsilon | method | noise multiplier | rate | last five epochs | at the end | tuning: rate: accuracy"
-    )
-    return Table.written(f"{what.data}, {what.model}, {batches}", columns, rows), found
+    return SAID.table("accuracy", rows, what=what), found
 
 
 # What noise the same epsilon buys ---------------------------------------------------------------------------------
@@ -203,9 +211,7 @@ def _noise_table(what: Protocol) -> Table:
         for name, of in noise.items()
     ]
     columns = ("noise", *(f"eps {e:g}" for e in epsilons), "less than amplified from epsilon")
-    return Table(
-        "Noise in the running sum of gradients at equal true epsilon (std, in thresholds)", columns, rows
-    )
+    return SAID.table("noise", rows, columns)
 
 
 def _batch_table(what: Protocol) -> Table:
@@ -221,28 +227,22 @@ def _batch_table(what: Protocol) -> Table:
             event = releases.cost(steps, what.noise(who, 8.0) * factor, ())
             cells[who.label] = show_epsilon(price(event, what.delta).epsilon, 2)
         rows.append({"batch": batch, "epochs": epochs, **cells})
-    title = "Epsilon when noise, batch and epochs grow together (same steps and noise; planned trees are planned anew)"
-    return Table.of(title, rows)
+    return SAID.table("batches", rows)
 
 
-def _report(run: Run, what: Protocol, notes: Sequence[str]) -> Report:
+def _report(run: Run, what: Protocol, **also: Any) -> Report:
     table, found = _trained(run, what)
-    said = [
-        f"n = {what.rows():,}, delta {what.delta:g}; seeds per epsilon: "
-        + ", ".join(f"{len(seeds)} at {epsilon:g}" for epsilon, seeds in what.seeds.items())
-        + " (seeds void epsilon). Epsilons are true: exact participation, a restart every epoch unless planned",
-        "rates were chosen on test rows and the tuning is not charged"
-        + (
-            f"; at epsilon {next(iter(what.seeds)):g} each was tried for {what.tuning} epochs with the noise of the "
-            "whole plan, the lowest within a point of the best was taken, and at other epsilons it is halved"
-            if what.tuning
-            else ""
-        ),
-        *notes,
-    ]
-    return Report(
-        [table, _noise_table(what), _batch_table(what)], said, partial(_draw, what=what, found=found)
+    notes = SAID.notes(
+        what=what,
+        rows=what.rows(),
+        seeds=", ".join(f"{len(seeds)} at {epsilon:g}" for epsilon, seeds in what.seeds.items()),
+        first=next(iter(what.seeds)),
+        tuned=bool(what.tuning),
+        untuned=not what.tuning,
+        **{"published": False, "short": False, "why": "", **also},
     )
+    tables = [table, _noise_table(what), _batch_table(what)]
+    return Report(tables, notes, partial(_draw, what=what, found=found))
 
 
 def _draw(figure: Figure, what: Protocol, found: Found) -> None:
@@ -265,28 +265,18 @@ EMNIST = Protocol("emnist-bymerge", "cnn", 500, 50, 1e-6, {8.0: (1,), 3.0: (1,)}
 @recipe("dp-ftrl-mnist", "two epochs at epsilon 8, one seed, rates not tuned")
 def mnist(run: Run, quick: bool) -> Report:
     what = replace(MNIST, epochs=2, seeds={8.0: (1,)}, tuning=None) if quick else MNIST
-    note = (
-        "the paper (table 6) has no accuracies in print; its figures claim: momentum beats none, efficient beats "
-        "vanilla, amplified DP-SGD wins at small and FTRLM at large epsilon. Its epsilons are too small (see "
-        "dp-ftrl-epsilons)"
-    )
-    return _report(run, what, [note])
+    return _report(run, what, published=True)
 
 
 @recipe("dp-ftrl-cifar10", "a fifth of an epoch of three methods at epsilon 16, rates not tuned")
 def cifar(run: Run, quick: bool) -> Report:
-    if not quick:
-        return _report(run, CIFAR, [])
-    what = replace(CIFAR, epochs=0.2, seeds={16.0: (1,)}, tuning=None, contestants=_FEW)
-    return _report(run, what, ["quick is a check that it runs: a fifth of an epoch says nothing"])
+    less = replace(CIFAR, epochs=0.2, seeds={16.0: (1,)}, tuning=None, contestants=_FEW)
+    return _report(run, less if quick else CIFAR, short=quick)
 
 
 @recipe("dp-ftrl-emnist", "two epochs of three methods at epsilon 8, rates not tuned")
 def emnist(run: Run, quick: bool) -> Report:
-    what, note, why = EMNIST, "", missing(EMNIST.data)
-    if why:
-        what = replace(what, data="fashion-mnist", delta=1e-5)
-        note = f"EMNIST is not here ({why}); ran on Fashion-MNIST instead: the same shapes, 10 classes for 47"
-    if quick:
-        what = replace(what, epochs=2, seeds={8.0: (1,)}, tuning=None, contestants=_FEW)
-    return _report(run, what, show.said(note))
+    why = missing(EMNIST.data)
+    what = replace(EMNIST, data="fashion-mnist", delta=1e-5) if why else EMNIST
+    less = replace(what, epochs=2, seeds={8.0: (1,)}, tuning=None, contestants=_FEW)
+    return _report(run, less if quick else what, why=why)

@@ -121,6 +121,17 @@ def recipe(name: str, quick: str) -> Callable[[Callable[[Run, bool], Report]], R
     return lambda function: Recipe(name, SUMMARIES[name], function, quick)
 
 
+@dataclass(frozen=True)
+class Contestant:
+    """What is compared: a method or federated algorithm with its settings, and what tables call it."""
+
+    label: str
+    method: str
+    settings: dict[str, Any] = field(default_factory=dict)
+    rates: tuple[float, ...] = ()  # that are tried
+    sampling: str | None = None
+
+
 class Published:
     """What a recipe has from its paper, or says of itself: numbers as printed, protocols, claims, titles, notes.
 
@@ -145,6 +156,9 @@ class Published:
         named = [name for name in self[section] if measured.get(name, True)]
         return [self.text(f"{section}.{name}", **measured) for name in named]
 
+    def contestants(self, name: str) -> tuple[Contestant, ...]:
+        return tuple(Contestant(**who) for who in self[name])
+
     def table(
         self, name: str, rows: Iterable[Row], columns: Sequence[str] | None = None, /, **measured: Any
     ) -> Table:
@@ -161,17 +175,6 @@ def _frozen(read: Any) -> Any:
     if isinstance(read, dict):
         return {name: _frozen(value) for name, value in read.items()}
     return tuple(map(_frozen, read)) if isinstance(read, list) else read
-
-
-@dataclass(frozen=True)
-class Contestant:
-    """What is compared: a method or federated algorithm with its settings, and what tables call it."""
-
-    label: str
-    method: str
-    settings: dict[str, Any] = field(default_factory=dict)
-    rates: tuple[float, ...] = ()  # that are tried
-    sampling: str | None = None
 
 
 @dataclass(frozen=True)
