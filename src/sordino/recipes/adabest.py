@@ -6,25 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from matplotlib.figure import Figure
 
 from sordino.recipes import show
-from sordino.recipes.frame import (
-    Contestant,
-    Job,
-    Published,
-    Report,
-    Result,
-    Run,
-    Study,
-    Table,
-    recipe,
-    results_of,
-)
+from sordino.recipes.frame import Contestant, Job, Report, Result, Run, Study, Table, recipe, results_of
+from sordino.recipes.paper import Published
 from sordino.recipes.trainings import missing, train_federated
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True)

@@ -8,18 +8,27 @@ the formulas, which must fit all of them exactly.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise, product
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from sordino.data import as_examples
+from sordino.federated.algorithms import Round, algorithm_named
+from sordino.federated.local import LocalSgd
+from sordino.federated.population import LocalPlan, Population
+from sordino.federated.rounds import Broadcast, Workplace, chunks, mean_of
+from sordino.federated.store import ClientStore
+from sordino.noise import Streams
 from sordino.recipes import show
-from sordino.recipes.frame import Published, Report, Result, Run, Study, Table, recipe
-
-if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
-
-# torch is imported inside functions, so that a list of the recipes is quick.
+from sordino.recipes.frame import Report, Result, Run, Study, Table, recipe
+from sordino.recipes.paper import Published
+from sordino.steps import Plan
 
 SIZES = (41, 97)  # n; what does not depend on it is not a vector operation
 STEPS = (2, 3, 7)  # K
@@ -102,8 +111,6 @@ class Count:
 
 def counting(count: Count) -> AbstractContextManager[Any]:
     """Every operation on tensors of real numbers in this context goes into ``count``."""
-    import torch
-    from torch.utils._python_dispatch import TorchDispatchMode
 
     class Counting(TorchDispatchMode):
         def __torch_dispatch__(
@@ -141,18 +148,6 @@ def count_round(
     It is what `sordino.federate` does: a chunk with what its clients kept, their local work, the mean of what they
     sent, the server's update. Only the gradients are made up, and not counted.
     """
-    import numpy as np
-    import torch
-
-    from sordino.data import as_examples
-    from sordino.federated.algorithms import Round, algorithm_named
-    from sordino.federated.local import LocalSgd
-    from sordino.federated.population import LocalPlan, Population
-    from sordino.federated.rounds import Broadcast, Workplace, chunks, mean_of
-    from sordino.federated.store import ClientStore
-    from sordino.noise import Streams
-    from sordino.steps import Plan
-
     chance = torch.Generator().manual_seed(1)
     of_client, of_server = Count(), Count()
 
@@ -207,8 +202,6 @@ def count_round(
 
 def _bytes(parts: Sequence[Any], size: int) -> int:
     """Of vectors of the model's size; a few plain numbers beside them do not count."""
-    import torch
-
     vectors = [part for part in parts if isinstance(part, torch.Tensor) and part.numel() == size]
     return sum(vector.numel() * vector.element_size() for vector in vectors)
 
@@ -222,8 +215,6 @@ def count_algorithm(
     participants: Sequence[int],
 ) -> Result:
     """Formulas that fit the counts at all of these sizes, steps and participants exactly."""
-    import torch
-
     torch.set_num_threads(1)
     found = {
         (n, k, p): count_round(method=method, settings=settings, size=n, steps=k, participants=p)

@@ -6,27 +6,18 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import torch
+from matplotlib.figure import Figure
 
+from sordino.federated.algorithms import Round, algorithm_named
 from sordino.recipes import show
-from sordino.recipes.frame import (
-    Contestant,
-    Job,
-    Published,
-    Report,
-    Result,
-    Run,
-    Study,
-    Table,
-    recipe,
-    results_of,
-)
+from sordino.recipes.frame import Contestant, Job, Report, Result, Run, Study, Table, recipe, results_of
+from sordino.recipes.paper import Published
 from sordino.recipes.trainings import train_federated
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from sordino.steps import Plan
 
 
 def adabest(beta: float) -> Contestant:
@@ -102,11 +93,6 @@ def walk(
     width: int,
 ) -> Result:
     """The same by chance: ``width`` coordinates through the server's real update, their variance at the end."""
-    import torch
-
-    from sordino.federated.algorithms import Round, algorithm_named
-    from sordino.steps import Plan
-
     torch.set_num_threads(1)
     chosen = algorithm_named(algorithm, {**settings, **({} if algorithm == "fedavg" else {"mu": 0.0})})
     generator = torch.Generator().manual_seed(10)

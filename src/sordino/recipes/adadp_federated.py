@@ -10,17 +10,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from sordino.data.partitions import Pathological
+from sordino.federated import LocalAdam, LocalExtrapolation, LocalSgd
 from sordino.recipes import show
-from sordino.recipes.frame import Job, Published, Report, Result, Run, Table, recipe, results_of
+from sordino.recipes.frame import Job, Report, Result, Run, Table, recipe, results_of
+from sordino.recipes.paper import Published
 from sordino.recipes.trainings import train_federated
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-# torch is imported inside functions, so that a list of the recipes is quick.
 
 CLIENTS = 5
 TOLERANCE = 0.1
@@ -75,9 +75,6 @@ def train_pairs(
     *, groups: Sequence[Sequence[int]], share: float, local: str, discard: bool, batch: int, **how: Any
 ) -> Result:
     """Clients by groups of labels, all of them in every round. ``discard`` is of ADADP: steps may be taken back."""
-    from sordino.data.partitions import Pathological
-    from sordino.federated import LocalAdam, LocalExtrapolation, LocalSgd
-
     rules = {"adadp": LocalExtrapolation(TOLERANCE, discard), "sgd": LocalSgd(), "adam": LocalAdam()}
     found = train_federated(
         partition=Pathological(tuple(map(tuple, groups)), random=share),

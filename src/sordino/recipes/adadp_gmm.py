@@ -13,20 +13,19 @@ from __future__ import annotations
 import math
 from functools import partial
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
+from matplotlib.figure import Figure
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sordino.privacy import show_epsilon
 from sordino.recipes import show
-from sordino.recipes.frame import Contestant, Published, Report, Result, Run, Study, Table, recipe, results_of
+from sordino.recipes.frame import Contestant, Report, Result, Run, Study, Table, recipe, results_of
+from sordino.recipes.paper import Published
 from sordino.recipes.trainings import central
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 POINTS, TEST_POINTS = 2000, 100
 CENTRES = ((0.0, 0.0), (2.0, 2.0), (-2.0, -2.0), (-2.0, 2.0), (2.0, -2.0))

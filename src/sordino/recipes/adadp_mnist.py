@@ -9,26 +9,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from statistics import fmean
-from typing import TYPE_CHECKING
 
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from sordino.privacy import show_epsilon
 from sordino.recipes import show
-from sordino.recipes.frame import (
-    Contestant,
-    Job,
-    Published,
-    Report,
-    Result,
-    Run,
-    Study,
-    Table,
-    recipe,
-    results_of,
-)
+from sordino.recipes.frame import Contestant, Job, Report, Result, Run, Study, Table, recipe, results_of
+from sordino.recipes.paper import Published
 from sordino.recipes.trainings import train_named
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 BATCH = 200
 DELTA = 1e-5
@@ -209,8 +198,6 @@ def _sgd_table(found: Found) -> Table:
 
 
 def _epsilon(runs: Sequence[Result]) -> str:
-    from sordino.privacy import show_epsilon
-
     return show_epsilon(max(float(run["epsilon"]) for run in runs), 4)
 
 
@@ -262,8 +249,6 @@ def _curve(runs: Sequence[Result]) -> tuple[list[float], list[float]]:
 
 
 def _epsilons_above(axes: Axes, scored: Sequence[Result]) -> None:
-    from sordino.privacy import show_epsilon
-
     chosen = scored[-1 :: -max(1, len(scored) // 4)]
     shown = [show_epsilon(float(line["epsilon"]), 2) for line in chosen]
     top = axes.secondary_xaxis("top")

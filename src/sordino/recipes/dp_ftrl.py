@@ -6,30 +6,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from matplotlib.figure import Figure
+
+import sordino.privacy
+from sordino.data import Poisson, Shuffled
+from sordino.methods import Method, method_named
+from sordino.noise import Releases, Tree
+from sordino.noise.tree import noise_of_sums
+from sordino.privacy import Budget, price, show_epsilon
+from sordino.privacy.loss_distribution import squared_mu
 from sordino.recipes import show
-from sordino.recipes.frame import (
-    Contestant,
-    Job,
-    Published,
-    Report,
-    Result,
-    Run,
-    Table,
-    check_spent,
-    recipe,
-    results_of,
-)
+from sordino.recipes.frame import Contestant, Job, Report, Result, Run, Table, check_spent, recipe, results_of
+from sordino.recipes.paper import Published
 from sordino.recipes.trainings import count_rows, missing, train_named
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-    from sordino.methods import Method
-    from sordino.noise import Releases
-
-# torch is imported inside functions, so that a list of the recipes is quick.
 
 SAID = Published(__name__)
 _PAPER = {"restart_every": 1, "completion": False}
@@ -72,9 +63,6 @@ class Protocol:
 
     def plan(self, who: Contestant) -> tuple[Method, Releases, int]:
         """The method with its trees settled, its releases, and how many they are."""
-        from sordino.data import Poisson, Shuffled
-        from sordino.methods import method_named
-
         rows = self.rows()
         method = method_named(who.method, who.settings)
         poisson = method.noise.independent and who.sampling is None
@@ -85,14 +73,10 @@ class Protocol:
         return replace(method, noise=noise), noise.over(noise.dealt(how, rows), rows, steps), steps
 
     def noise(self, who: Contestant, epsilon: float) -> float:
-        from sordino.privacy import Budget, noise_for
-
         _, releases, steps = self.plan(who)
-        return noise_for(Budget(epsilon, self.delta), lambda z: releases.cost(steps, z, ()))
+        return sordino.privacy.noise_for(Budget(epsilon, self.delta), lambda z: releases.cost(steps, z, ()))
 
     def job(self, who: Contestant, epsilon: float, rate: float, seed: int, epochs: float) -> Job:
-        from sordino.noise import Tree
-
         noise = self.plan(who)[0].noise
         planned = {"restart_every": noise.restart_every} if isinstance(noise, Tree) else {}
         settings = {
@@ -165,10 +149,6 @@ def _trained(run: Run, what: Protocol) -> tuple[Table, Found]:
 def noise_in_sums(what: Protocol, who: Contestant, epsilon: float) -> float:
     """The standard deviation of the noise in the running sum of mean gradients, root mean square over the steps, in
     units of the threshold: what FTRL's and SGD's iterates hold of it, times the rate."""
-    from sordino.noise import Tree
-    from sordino.noise.tree import noise_of_sums
-    from sordino.privacy.loss_distribution import squared_mu
-
     method, releases, steps = what.plan(who)
     z = what.noise(who, epsilon)
     if isinstance(method.noise, Tree):
@@ -216,8 +196,6 @@ def _noise_table(what: Protocol) -> Table:
 
 def _batch_table(what: Protocol) -> Table:
     """Noise, batch and epochs scaled together: the same trajectory in expectation, at another epsilon."""
-    from sordino.privacy import price, show_epsilon
-
     rows = []
     for factor in (0.5, 1, 2, 4, 8):
         batch, epochs = round(what.batch_size * factor), max(1, round(what.epochs * factor))

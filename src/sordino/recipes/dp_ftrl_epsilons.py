@@ -11,14 +11,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
-from typing import TYPE_CHECKING
 
+from dp_accounting import DpEvent
+from matplotlib.figure import Figure
+
+from sordino.privacy import gaussian, poisson_gaussian, price, repeat, tree_plan
+from sordino.privacy.loss_distribution import squared_mu
+from sordino.privacy.renyi import epsilon_from_rdp, rdp_of
+from sordino.privacy.trees import as_printed_trees, trees_plan
 from sordino.recipes import show
-from sordino.recipes.frame import Job, Published, Report, Result, Run, Table, recipe, results_of
-
-if TYPE_CHECKING:
-    from dp_accounting import DpEvent
-    from matplotlib.figure import Figure
+from sordino.recipes.frame import Job, Report, Result, Run, Table, recipe, results_of
+from sordino.recipes.paper import Published
 
 # The orders of the accountants of the time begin at 1.1: too high where epsilon is large.
 PRINTED_ORDERS = tuple(
@@ -96,10 +99,6 @@ TABLES = {
 
 def as_printed(line: Printed, noise_multiplier: float) -> float:
     """Epsilon the way the table has it: not a guarantee for trees over several epochs."""
-    from sordino.privacy.loss_distribution import squared_mu
-    from sordino.privacy.renyi import epsilon_from_rdp, rdp_of
-    from sordino.privacy.trees import as_printed_trees, trees_plan
-
     at = line.setting
     if line.batches == TREE:
         restart = 1 if at.printed_with_restarts else None
@@ -115,8 +114,6 @@ def as_printed(line: Printed, noise_multiplier: float) -> float:
 
 def _events(line: Printed) -> dict[str, Callable[[float], DpEvent]]:
     """What such a run really is, by noise multiplier: for trees and for SGD, each in two ways."""
-    from sordino.privacy import gaussian, poisson_gaussian, repeat, tree_plan
-
     at = line.setting
     if line.batches == TREE:
         tree = partial(tree_plan, steps=at.steps, per_epoch=at.per_epoch)
@@ -129,8 +126,6 @@ def _events(line: Printed) -> dict[str, Callable[[float], DpEvent]]:
 
 def priced(*, table: int, line: int) -> Result:
     """All epsilons of one line of a table."""
-    from sordino.privacy import price
-
     printed = TABLES[table][line]
     z = float(printed.noise)
     found: Result = {"as printed": as_printed(printed, z), "verdict": verdict(printed)}

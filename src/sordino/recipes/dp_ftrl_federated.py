@@ -10,20 +10,30 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+import sordino.privacy
+from sordino.clipping import Fixed
+from sordino.data import Loaded, Poisson, Sampling, Shuffled, load
+from sordino.data.partitions import Natural
+from sordino.data.shakespeare import with_vocabulary
+from sordino.federated.algorithms import FedAvg
+from sordino.models import next_word_accuracy, next_word_loss, next_word_lstm
+from sordino.noise import Gaussian, Mechanism, Tree
+from sordino.noise.tree import noise_of_sums
+from sordino.privacy import Budget, gaussian, poisson_gaussian, price, repeat, tree_plan
+from sordino.privacy.trees import fixed_order_sensitivity, trees_plan, worst_case_sensitivity
 from sordino.recipes import show
 from sordino.recipes.dp_ftrl_epsilons import CLIENTS, POISSON, ROUNDS, TABLES, TREE, Printed, as_shown, priced
-from sordino.recipes.frame import Job, Published, Report, Result, Run, Table, check_spent, recipe, results_of
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-    from sordino.data import Loaded, Sampling
-    from sordino.noise import Mechanism
-
-# torch is imported inside functions, so that a list of the recipes is quick.
+from sordino.recipes.frame import Job, Report, Result, Run, Table, check_spent, recipe, results_of
+from sordino.recipes.paper import Published
+from sordino.recipes.trainings import federated
+from sordino.steps import Ftrl, Sgd
+from sordino.vector import ParameterVector
 
 # The published runs ---------------------------------------------------------------------------------------------
 
@@ -53,9 +63,6 @@ def worst_order(*, table: int, line: int) -> Result:
 
 def _unknown_order(noise: float, rounds: int, per_epoch: int, delta: float) -> float:
     """One tree; between two participations of a client are all other rounds of an epoch, in an order nobody knows."""
-    from sordino.privacy import price
-    from sordino.privacy.trees import trees_plan, worst_case_sensitivity
-
     square = worst_case_sensitivity(rounds, min_separation=per_epoch - 1)
     return price(trees_plan(noise, [(square, 1)]), delta).epsilon
 
@@ -65,8 +72,6 @@ CURVES: dict[str, str] = SAID["curves"]  # and how they are drawn
 
 def at_goals(*, population: int, goals: Sequence[int]) -> Result:
     """Epsilons of 1600 rounds with so many clients each, whose noise grows with them: the mean keeps its noise."""
-    from sordino.privacy import poisson_gaussian, price, repeat, tree_plan
-
     lines = []
     for goal in goals:
         per_epoch = population // goal
@@ -88,11 +93,6 @@ def at_goals(*, population: int, goals: Sequence[int]) -> Result:
 def _same_noise_in_sums(noise: float, per_epoch: int) -> float:
     """Epsilon of trees that are restarted as often as suits best, and whose running sums have on average the noise that
     those of one tree have: what a tree leaves in the sum when the next one begins is made up for by a larger z."""
-    from sordino.noise import Tree
-    from sordino.noise.tree import noise_of_sums
-    from sordino.privacy import gaussian, price
-    from sordino.privacy.trees import fixed_order_sensitivity
-
     one = Tree(restart_every=None)
     # noise_of_sums is at a price of mu = 1; one tree of node noise z has mu^2 = sensitivity / z^2.
     wanted = noise_of_sums(one, ROUNDS, per_epoch) * noise**2 / fixed_order_sensitivity(ROUNDS, per_epoch)
@@ -156,14 +156,10 @@ class Server:
     noise: str  # independent, vanilla or efficient
 
     def participation(self, clients: int, per_round: int) -> Sampling:
-        from sordino.data import Poisson, Shuffled
-
         independent = self.noise == "independent"
         return Poisson(per_round / clients) if independent else Shuffled(per_round, every=None)
 
     def mechanism(self) -> Mechanism:
-        from sordino.noise import Gaussian, Tree
-
         if self.noise == "independent":
             return Gaussian()
         return Tree(efficient=self.noise == "efficient", restart_every=None)
@@ -236,18 +232,13 @@ class Protocol:
 
 @lru_cache(maxsize=64)
 def _noise(kind: str, clients: int, per_round: int, rounds: int, epsilon: float, delta: float) -> float:
-    from sordino.privacy import Budget, noise_for
-
     who = Server("", "", 0.0, kind)
     releases = who.mechanism().over(who.participation(clients, per_round), clients, rounds)
-    return noise_for(Budget(epsilon, delta), lambda z: releases.cost(rounds, z, ()))
+    return sordino.privacy.noise_for(Budget(epsilon, delta), lambda z: releases.cost(rounds, z, ()))
 
 
 @lru_cache(maxsize=2)
 def roles(words: int) -> Loaded:
-    from sordino.data import load
-    from sordino.data.shakespeare import with_vocabulary
-
     return with_vocabulary(load("shakespeare"), words)
 
 
@@ -271,16 +262,6 @@ def train_roles(
     **how: Any,
 ) -> Result:
     """One federated run on Shakespeare's roles: one local epoch, uniform weights, clipped and noised updates."""
-    import torch
-
-    from sordino.clipping import Fixed
-    from sordino.data.partitions import Natural
-    from sordino.federated.algorithms import FedAvg
-    from sordino.models import next_word_accuracy, next_word_loss, next_word_lstm
-    from sordino.recipes.trainings import federated
-    from sordino.steps import Ftrl, Sgd
-    from sordino.vector import ParameterVector
-
     loaded = roles(words)
     assert loaded.users is not None
     assert loaded.test is not None

@@ -10,12 +10,10 @@ import re
 import signal
 import sys
 import threading
-import tomllib
-from collections import ChainMap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field, replace
-from functools import lru_cache, reduce
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -66,6 +64,10 @@ def _code(module: str) -> str:
     if published_file(module).exists():
         files.append(published_file(module))
     return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
+
+
+def published_file(module: str) -> Path:
+    return Path(__file__).parent / "published" / f"{module.rpartition('.')[2]}.toml"
 
 
 Row = str | Sequence[Any] | Mapping[str, Any]
@@ -130,51 +132,6 @@ class Contestant:
     settings: dict[str, Any] = field(default_factory=dict)
     rates: tuple[float, ...] = ()  # that are tried
     sampling: str | None = None
-
-
-class Published:
-    """What a recipe has from its paper, or says of itself: numbers as printed, protocols, claims, titles, notes.
-
-    It is read from the file of ``published/`` that is named as the module. What stands in braces in a text is what was
-    measured, or a constant of the module.
-    """
-
-    def __init__(self, module: str) -> None:
-        self._module = module
-        self._read: dict[str, Any] = _frozen(tomllib.loads(published_file(module).read_text()))
-
-    def __getitem__(self, name: str) -> Any:
-        """By its path: ``tables.accuracy.title``."""
-        return reduce(lambda part, key: part[key], name.split("."), self._read)
-
-    def text(self, name: str, /, **measured: Any) -> str:
-        known = ChainMap(measured, vars(sys.modules[self._module]))
-        return str(self[name]).format_map(known)
-
-    def notes(self, section: str = "notes", /, **measured: Any) -> list[str]:
-        """All of a section in their order, but for those whose name is given and means nothing: ``quick=False``."""
-        named = [name for name in self[section] if measured.get(name, True)]
-        return [self.text(f"{section}.{name}", **measured) for name in named]
-
-    def contestants(self, name: str) -> tuple[Contestant, ...]:
-        return tuple(Contestant(**who) for who in self[name])
-
-    def table(
-        self, name: str, rows: Iterable[Row], columns: Sequence[str] | None = None, /, **measured: Any
-    ) -> Table:
-        known = self[f"tables.{name}"].get("columns") if columns is None else columns
-        return Table.of(self.text(f"tables.{name}.title", **measured), rows, known)
-
-
-def published_file(module: str) -> Path:
-    return Path(__file__).parent / "published" / f"{module.rpartition('.')[2]}.toml"
-
-
-def _frozen(read: Any) -> Any:
-    """Lists as tuples: what was published does not change."""
-    if isinstance(read, dict):
-        return {name: _frozen(value) for name, value in read.items()}
-    return tuple(map(_frozen, read)) if isinstance(read, list) else read
 
 
 @dataclass(frozen=True)

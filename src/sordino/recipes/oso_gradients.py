@@ -10,13 +10,15 @@ import math
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
 from sordino.recipes import show
-from sordino.recipes.frame import Job, Published, Report, Result, Run, Table, recipe
+from sordino.recipes.frame import Job, Report, Result, Run, Table, recipe
 from sordino.recipes.oso_grids import BATCH, EPOCHS, EPSILONS, INITIAL_THRESHOLD, grid_noise
+from sordino.recipes.paper import Published
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
     from torch import Tensor
 
     from sordino.gate import Gate

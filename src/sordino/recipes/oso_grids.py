@@ -12,15 +12,16 @@ from dataclasses import dataclass
 from functools import cache, partial
 from itertools import product
 from statistics import fmean, stdev
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from sordino.privacy import Budget, noise_for, release, repeat
 from sordino.recipes import show
-from sordino.recipes.frame import Job, Published, Report, Result, Run, Study, Table, recipe, results_of
+from sordino.recipes.frame import Job, Report, Result, Run, Study, Table, recipe, results_of
+from sordino.recipes.paper import Published
 from sordino.recipes.trainings import count_rows, train_named
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 SAID = Published(__name__)
 BATCH, EPOCHS, SEEDS = 512, 10, 5
@@ -75,8 +76,6 @@ def grid_noise(epsilon: float, runs: int, steps: int, rows: int) -> float:
     >>> grid_noise(3, runs=7, steps=1170, rows=60000)
     1.3575
     """
-    from sordino.privacy import Budget, noise_for, release, repeat
-
     noise = noise_for(
         Budget(epsilon, DELTA), lambda z: repeat(release(z, BATCH / rows), runs * steps), accountant="rdp"
     )

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
+
+from matplotlib.figure import Figure
 
 from sordino.defaults import default_batch_size, default_epochs
+from sordino.models import default_model
+from sordino.rates.tolerance import TRAVEL
 from sordino.recipes import show
-from sordino.recipes.frame import Contestant, Published, Report, Result, Run, Study, recipe, results_of
+from sordino.recipes.frame import Contestant, Report, Result, Run, Study, recipe, results_of
+from sordino.recipes.paper import Published
 from sordino.recipes.trainings import count_rows, train_named
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 SAID = Published(__name__)
 ADAM_RATES = (1e-4, 3e-4, 1e-3, 3e-3)
@@ -22,8 +23,6 @@ _STUDY = Study(train_named, {"epsilon": 3.0, "seed": 1})
 @recipe("default", "digits and Adult")
 def default(run: Run, quick: bool) -> Report:
     """The default against DP-Adam."""
-    from sordino.models import default_model
-
     jobs = {}
     for data in ("digits", "adult") if quick else ("digits", "adult", "fashion-mnist", "mnist"):
         n = count_rows(data=data)["train"]
@@ -99,8 +98,6 @@ def thresholds(run: Run, quick: bool) -> Report:
 
 @recipe("adadp-tolerance", "without MNIST")
 def tolerance(run: Run, quick: bool) -> Report:
-    from sordino.rates.tolerance import TRAVEL
-
     tasks = [("digits", 64, 40), ("digits", 256, 40), ("adult", 256, 10), ("adult", 2048, 20)]
     tasks += [] if quick else [("mnist", 256, 20), ("mnist", 1024, 20)]
     scales = (0.5, 1.0, 1.4, 2.0, 4.0)  # c in c size sqrt(d / T); the rule of the plan has 1.4

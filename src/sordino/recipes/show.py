@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from matplotlib import colormaps
+from matplotlib.axes import Axes
 
 from sordino.recipes.frame import Result
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 # Numbers ----------------------------------------------------------------------------------------------------------
 
@@ -158,8 +158,6 @@ def log_ratios(above: Sequence[float], below: Sequence[float]) -> list[float]:
 
 def shades(palette: str, count: int, first: float, last: float) -> list[Any]:
     """So many colours of a palette, from one place on it to another."""
-    from matplotlib import colormaps
-
     steps = max(1, count - 1)
     return [colormaps[palette](first + (last - first) * i / steps) for i in range(count)]
 
