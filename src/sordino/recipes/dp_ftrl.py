@@ -23,19 +23,7 @@ from sordino.recipes.paper import Published
 from sordino.recipes.trainings import count_rows, missing, train_named
 
 SAID = Published(__name__)
-_PAPER = {"restart_every": 1, "completion": False}
-_VANILLA = {"efficient": False, **_PAPER}
-_PLAIN, _HEAVY = (0.5, 1.0), (0.05, 0.1)  # rates, without and with momentum 0.9
-CONTESTANTS = (
-    Contestant("FTRL, vanilla tree", "dp-ftrl", {"momentum": 0.0, **_VANILLA}, _PLAIN),
-    Contestant("FTRLM, vanilla tree", "dp-ftrl", _VANILLA, _HEAVY),
-    Contestant("FTRL, efficient tree", "dp-ftrl", {"momentum": 0.0, **_PAPER}, _PLAIN),
-    Contestant("FTRLM, efficient tree", "dp-ftrl", _PAPER, _HEAVY),
-    Contestant("FTRLM, our planned trees", "dp-ftrl", {}, _HEAVY),
-    Contestant("DP-SGD, amplified", "dp-sgd", {}, _PLAIN),
-    Contestant("DP-SGDM, amplified", "dp-sgd", {"momentum": 0.9}, _HEAVY),
-    Contestant("DP-SGD, unamplified", "dp-sgd", {}, (0.1, 0.2), "shuffled"),
-)
+CONTESTANTS = SAID.contestants("contestants")
 _ONE_OF_EACH = [CONTESTANTS[i] for i in (3, 4, 5, 7)]
 _FEW = tuple(_ONE_OF_EACH[:3])
 
@@ -172,14 +160,7 @@ def crossing(epsilons: Sequence[float], tree: Sequence[float], sgd: Sequence[flo
 
 def _noise_table(what: Protocol) -> Table:
     epsilons = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
-    # The noise of the sum does not depend on momentum: one of each kind.
-    kinds = (
-        Contestant("independent, amplified", "dp-sgd"),
-        Contestant("independent, unamplified", "dp-sgd", sampling="shuffled"),
-        Contestant("vanilla tree, restart every epoch", "dp-ftrl", _VANILLA),
-        Contestant("efficient tree, restart every epoch", "dp-ftrl", _PAPER),
-        Contestant("our planned trees", "dp-ftrl"),
-    )
+    kinds = SAID.contestants("kinds")
     noise = {who.label: [noise_in_sums(what, who, e) for e in epsilons] for who in kinds}
     amplified = noise[kinds[0].label]
     rows = [

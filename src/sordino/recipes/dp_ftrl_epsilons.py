@@ -178,16 +178,13 @@ def epsilons(run: Run, quick: bool) -> Report:
 def _table(number: int, kind: str, found: Found) -> Table:
     settings = {line.setting.data: line.setting for line, _ in found}
     data = "; ".join(f"{name}: n = {at.rows:,}, delta {at.delta:g}" for name, at in settings.items())
-    of = SAID[f"tables.{kind}"]
+    costs = SAID[f"tables.{kind}.columns"].split(" | ")[-SAID[f"tables.{kind}.costs"] :]
     rows = [
         {
-            "run": line.setting.label,
-            "method": line.method,
-            "z": line.noise,
-            "printed": line.epsilon,
-            of["ours"]: as_shown(line, result["as printed"]),
-            "same digits": result["verdict"],
-            **{cost: show.upwards(result[cost], 3) if cost in result else "-" for cost in of["costs"]},
+            "line": line,
+            "result": result,
+            "ours": as_shown(line, result["as printed"]),
+            "costs": " | ".join(show.upwards(result[c], 3) if c in result else "-" for c in costs),
         }
         for line, result in found
     ]

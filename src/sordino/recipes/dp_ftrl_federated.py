@@ -102,26 +102,20 @@ def _same_noise_in_sums(noise: float, per_epoch: int) -> float:
 
 
 def _printed_tables(run: Run) -> list[Table]:
-    jobs = {
-        (number, i): [Job(line.name, worst_order, {"table": number, "line": i})]
-        for number in (3, 4, 5)
-        for i, line in enumerate(TABLES[number])
-    }
-    rows: dict[int, list[dict[str, str]]] = {}
-    for (number, i), (result,) in results_of(run, jobs).items():
+    places = [(number, i) for number in (3, 4, 5) for i in range(len(TABLES[number]))]
+    jobs = [Job(TABLES[n][i].name, worst_order, {"table": n, "line": i}) for n, i in places]
+    rows: dict[int, list[dict[str, str]]] = {3: [], 4: [], 5: []}
+    for (number, i), result in zip(places, run(jobs), strict=True):
         trained = TRAINED[number][i] if number in TRAINED else {}
-        rows.setdefault(number, []).append(_printed_row(TABLES[number][i], result) | trained)
-    also = SAID["trained.also"]
-    return [
-        SAID.table("printed", of, number=number, also=also if number in TRAINED else "")
-        for number, of in rows.items()
-    ]
+        rows[number].append(_printed_row(TABLES[number][i], result) | trained)
+    also = dict.fromkeys(TRAINED, SAID["trained.also"])
+    return [SAID.table("printed", of, number=n, also=also.get(n, "")) for n, of in rows.items()]
 
 
 def _printed_row(line: Printed, result: Result) -> dict[str, str]:
-    def shown(what: str) -> str:
-        return show.upwards(float(result[what])) if what in result else "-"
-
+    costs: dict[str, str] = SAID["costs"]  # the columns, and what they are of the result
+    sampled = {"one tree, auto": "Poisson, rdp"} if line.batches == POISSON else {}
+    cells = {name: result.get(sampled.get(cost, cost)) for name, cost in costs.items()}
     return {
         "method": line.method,
         "z": line.noise,
@@ -130,11 +124,7 @@ def _printed_row(line: Printed, result: Result) -> dict[str, str]:
         "printed": line.epsilon,
         "ours, as printed": as_shown(line, float(result["as printed"])),
         "same digits": str(result["verdict"]),
-        "one tree, exact / Poisson, rdp": shown(
-            "Poisson, rdp" if line.batches == POISSON else "one tree, auto"
-        ),
-        "a tree an epoch, exact": shown("a tree an epoch, auto"),
-        "one tree, unknown order, exact": shown("unknown order, auto"),
+        **{name: "-" if cell is None else show.upwards(float(cell)) for name, cell in cells.items()},
     }
 
 
@@ -165,14 +155,7 @@ class Server:
         return Tree(efficient=self.noise == "efficient", restart_every=None)
 
 
-SERVERS = (
-    Server("DP-SGD", "sgd", 0.0, "independent"),
-    Server("DP-SGDM", "sgd", 0.9, "independent"),
-    Server("DP-FTRL, vanilla tree", "ftrl", 0.0, "vanilla"),
-    Server("DP-FTRLM, vanilla tree", "ftrl", 0.9, "vanilla"),
-    Server("DP-FTRL, efficient tree", "ftrl", 0.0, "efficient"),
-    Server("DP-FTRLM, efficient tree", "ftrl", 0.9, "efficient"),
-)
+SERVERS = tuple(Server(**who) for who in SAID["servers"])
 OURS = SERVERS[-1]  # whose threshold is studied
 
 

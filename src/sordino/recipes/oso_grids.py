@@ -278,26 +278,15 @@ def _table(k: int, rows: list[Row], what: Experiment, shared: dict[str, Any]) ->
     )
 
 
-def _line(row: Row, printed: Printed | None) -> dict[str, str]:
+def _line(row: Row, printed: Printed | None) -> tuple[str, ...]:
     cell, noise = row.cell, row.cell.noise_multiplier
-    line = {
-        "eps": "inf" if noise is None else str(cell.epsilon),
-        "method": cell.method,
-        "runs charged": "-" if noise is None else str(cell.charged),
-        "noise": "-" if noise is None else f"{noise:.4f}",
-        "last iterate %": str(row.last),
-        "settings": _spoken(row.last.settings),
-        "best look % (optimistic)": str(row.optimistic),
-        "settings of it": _spoken(row.optimistic.settings),
-        "published %": "-",
-        "published settings": "-",
-    }
+    budget = ("inf", "-", "-") if noise is None else (str(cell.epsilon), str(cell.charged), f"{noise:.4f}")
+    ours = [part for best in (row.last, row.optimistic) for part in (str(best), _spoken(best.settings))]
+    theirs = ("-", "-")
     if printed is not None:
-        line["published %"] = f"{printed.accuracy:.2f} ({printed.std:.2f})"
-        line["published settings"] = _spoken(
-            dict(zip(grid(cell.method, 5)[0], printed.settings, strict=True))
-        )
-    return line
+        settings = _spoken(dict(zip(grid(cell.method, 5)[0], printed.settings, strict=True)))
+        theirs = f"{printed.accuracy:.2f} ({printed.std:.2f})", settings
+    return (budget[0], cell.method, *budget[1:], *ours, *theirs)
 
 
 def _notes(what: Experiment, protocol: Protocol, shared: dict[str, Any]) -> list[str]:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from functools import reduce
 from typing import Any
 
-from sordino.recipes.frame import Contestant, Row, Table, published_file
+from sordino.recipes.frame import Contestant, Table, published_file
 
 
 class Published:
@@ -40,10 +40,12 @@ class Published:
         return tuple(Contestant(**who) for who in self[name])
 
     def table(
-        self, name: str, rows: Iterable[Row], columns: Sequence[str] | None = None, /, **measured: Any
+        self, name: str, rows: Iterable[Any], columns: Sequence[str] | None = None, /, **measured: Any
     ) -> Table:
-        known = self[f"tables.{name}"].get("columns") if columns is None else columns
-        return Table.of(self.text(f"tables.{name}.title", **measured), rows, known)
+        """A table whose rows have a template takes what stands in its braces instead of them."""
+        of = self[f"tables.{name}"]
+        lines = [self.text(f"tables.{name}.row", **row) for row in rows] if "row" in of else rows
+        return Table.of(self.text(f"tables.{name}.title", **measured), lines, columns or of.get("columns"))
 
 
 def _frozen(read: Any) -> Any:
