@@ -97,20 +97,9 @@ Key = tuple[str, float, float]  # what, share of random rows, (initial) rate
 
 def _job(what: Protocol, key: Key, seed: int) -> Job:
     name, share, rate = key
-    given = ("data", "model", "groups", "rows", "rounds", "batch", "evaluations", "engine")
-    local = "adadp" if name in _ADADP else "adam" if name in (ADAM, BEST_ADAM) else "sgd"
-    settings = {
-        **{of: getattr(what, of) for of in given},
-        "share": share,
-        "algorithm": "adabest" if name in (BOTH, ADABEST) else "fedavg",
-        "local": local,
-        "rate": rate,
-        "keep_rates": local == "adadp" and name != FRESH,
-        "discard": name != BOLD,
-        "local_epochs": 2 if name == TWICE else 1,
-        "seed": seed,
-    }
-    settings["groups"] = [list(group) for group in what.groups]
+    given = ("data", "model", "rows", "rounds", "batch", "evaluations", "engine")
+    settings = {of: getattr(what, of) for of in given} | SAID["usual"] | SAID["contestants"][name]
+    settings |= {"groups": [list(group) for group in what.groups], "share": share, "rate": rate, "seed": seed}
     return Job(f"{name} {rate:g}, {show.share(share)} random, seed {seed}", train_pairs, settings)
 
 

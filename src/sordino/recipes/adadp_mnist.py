@@ -65,13 +65,9 @@ class Found:
         return show.mean_accuracy(self.results[name, sigma])
 
     def rates(self, sigma: float) -> dict[str, float]:
-        return _tuned(self.grids, sigma)
-
-
-def _tuned(grids: Grids, sigma: float) -> dict[str, float]:
-    adam, sgd = grids["dp-adam", sigma], grids["dp-sgd", TUNED_AT]
-    best, second, *_ = sorted(adam, key=lambda rate: adam[rate], reverse=True)
-    return {BEST: best, SECOND: second, CARRIED: show.best(sgd)}
+        adam, sgd = self.grids["dp-adam", sigma], self.grids["dp-sgd", TUNED_AT]
+        best, second, *_ = sorted(adam, key=lambda rate: adam[rate], reverse=True)
+        return {BEST: best, SECOND: second, CARRIED: show.best(sgd)}
 
 
 @recipe("adadp-mnist", SAID["cut"])
@@ -84,7 +80,7 @@ def compare(run: Run, quick: bool) -> Report:
     grids: Grids = {}
     for (method, sigma, rate), (result,) in results_of(run, jobs).items():
         grids.setdefault((method, sigma), {})[rate] = result["accuracy"]
-    found = Found(what, grids, results_of(run, _compared(what, grids)))
+    found = Found(what, grids, results_of(run, _compared(Found(what, grids, {}))))
     return Report(
         [_claims_table(found), _accuracy_table(found), _adam_table(found), _sgd_table(found)],
         _notes(found, quick),
@@ -94,23 +90,21 @@ def compare(run: Run, quick: bool) -> Report:
     )
 
 
-def _compared(what: Protocol, grids: Grids) -> dict[tuple[str, float], list[Job]]:
+def _compared(grid: Found) -> dict[tuple[str, float], list[Job]]:
+    what = grid.what
     ours = {
         FROZEN: _adadp(PAPER_TOLERANCE, what.freeze_after),
         FROZEN_RULE: _adadp(None, what.freeze_after),
         PLAIN: _adadp(PAPER_TOLERANCE, None),
         PLAIN_RULE: _adadp(None, None),
     }
-    at = {
-        (name, sigma): who for sigma in what.sigmas for name, who in (ours | _fixed_at(grids, sigma)).items()
-    }
+    methods = {BEST: "dp-adam", SECOND: "dp-adam", CARRIED: "dp-sgd"}
+    at: dict[tuple[str, float], Contestant] = {}
+    for sigma in what.sigmas:
+        tuned = {name: _fixed(methods[name], rate) for name, rate in grid.rates(sigma).items()}
+        at |= {(name, sigma): who for name, who in (ours | tuned).items()}
     at |= {(name, 0.0): ours[name] for name in (PLAIN, PLAIN_RULE)}
     return {(name, sigma): _jobs(what, who, sigma, what.seeds) for (name, sigma), who in at.items()}
-
-
-def _fixed_at(grids: Grids, sigma: float) -> dict[str, Contestant]:
-    methods = {BEST: "dp-adam", SECOND: "dp-adam", CARRIED: "dp-sgd"}
-    return {name: _fixed(methods[name], rate) for name, rate in _tuned(grids, sigma).items()}
 
 
 def _adadp(tol: float | None, freeze_after: float | None) -> Contestant:
@@ -147,9 +141,8 @@ def _claims_table(found: Found) -> Table:
         for name in ours:
             gaps = {sigma: found.accuracy(name, sigma) - found.accuracy(rival, sigma) for sigma in where}
             held = [gap >= least if least < 0 else gap > 0 for gap in gaps.values()]
-            cells.append(
-                show.judged(held, ", ".join(f"{100 * gap:+.1f} at {s:g}" for s, gap in gaps.items()))
-            )
+            shown = ", ".join(f"{100 * gap:+.1f} at {sigma:g}" for sigma, gap in gaps.items())
+            cells.append(show.judged(held, shown))
         rows.append((claims[claim], *cells))
     rows.append((claims["clean"], *(_about(found.accuracy(name, 0.0)) for name in (PLAIN, PLAIN_RULE))))
     return SAID.table("claims", rows)
@@ -166,18 +159,14 @@ def _accuracy_table(found: Found) -> Table:
         return f"{show.percent(found.accuracy(name, sigma))} %" + ("" if rate is None else f" ({rate:.2g})")
 
     ours = (FROZEN, FROZEN_RULE, PLAIN, PLAIN_RULE)
-    rows = [
-        {
-            "sigma": f"{sigma:g}",
-            "epsilon": _epsilon(found.results[PLAIN, sigma]),
-            "epsilon, moments accountant, 100 epochs": f"{MOMENTS_EPSILON[sigma]:.4f}",
-            **{name: cell(name, sigma) for name in (*ours, BEST, SECOND, CARRIED)},
-        }
-        for sigma in found.what.sigmas
-    ]
-    clean = {name: cell(name, 0.0) for name in (PLAIN, PLAIN_RULE)}
-    rows.append({"sigma": "0", "epsilon": "inf", "epsilon, moments accountant, 100 epochs": "inf", **clean})
-    return SAID.table("accuracy", rows, found=found, seeds=show.seeds(found.what.seeds))
+    rows = []
+    for sigma in found.what.sigmas:
+        spent = max(float(result["epsilon"]) for result in found.results[PLAIN, sigma])
+        cells = [cell(name, sigma) for name in (*ours, BEST, SECOND, CARRIED)]
+        rows.append((f"{sigma:g}", show_epsilon(spent, 4), f"{MOMENTS_EPSILON[sigma]:.4f}", *cells))
+    rows.append(("0", "inf", "inf", "", "", *(cell(name, 0.0) for name in (PLAIN, PLAIN_RULE)), "", "", ""))
+    columns = ("sigma", "epsilon", "epsilon, moments accountant, 100 epochs", *ours, BEST, SECOND, CARRIED)
+    return SAID.table("accuracy", rows, columns, found=found, seeds=show.seeds(found.what.seeds))
 
 
 def _adam_table(found: Found) -> Table:
@@ -195,10 +184,6 @@ def _sgd_table(found: Found) -> Table:
         for rate, accuracy in found.grids["dp-sgd", TUNED_AT].items()
     ]
     return SAID.table("sgd", rows)
-
-
-def _epsilon(runs: Sequence[Result]) -> str:
-    return show_epsilon(max(float(run["epsilon"]) for run in runs), 4)
 
 
 def _notes(found: Found, quick: bool) -> list[str]:
