@@ -329,7 +329,7 @@ def _cost_table(who: str, letter: str, of: int, costs: Costs) -> Table:
         reason = SAID["reasons"][who].get(label, missing)
         rows.append(f"{label} | {theirs} | {ours} | {theirs_over} | {over} | {reason}")
     each = "K local steps" if who == "client" else "P participants"
-    return SAID.table("cost", rows, SAID.text("cost_columns", who=who).split(" | "), who=who, each=each)
+    return SAID.table("cost", rows, who=who, each=each)
 
 
 def _memory_table(found: Mapping[str, Result]) -> Table:

@@ -237,7 +237,7 @@ def _table(start: str, results: Results, seeds: int) -> Table:
             )
         )
     rows.append(("true parameters", f"{TRUE_LOG_LIKELIHOOD['test']:.3f}", "", ""))
-    return SAID.table("likelihood", rows, None, seeds=seeds, start=STARTS[start])
+    return SAID.table("likelihood", rows, seeds=seeds, start=STARTS[start])
 
 
 def _values(runs: list[Result]) -> list[float]:

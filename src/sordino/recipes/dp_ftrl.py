@@ -17,8 +17,19 @@ from sordino.noise import Releases, Tree
 from sordino.noise.tree import noise_of_sums
 from sordino.privacy import Budget, price, show_epsilon
 from sordino.privacy.loss_distribution import squared_mu
-from sordino.recipes import show
-from sordino.recipes.frame import Contestant, Job, Report, Result, Run, Table, check_spent, recipe, results_of
+from sordino.recipes import frame, show
+from sordino.recipes.frame import (
+    Contestant,
+    Job,
+    Report,
+    Result,
+    Run,
+    Study,
+    Table,
+    check_spent,
+    recipe,
+    results_of,
+)
 from sordino.recipes.paper import Published
 from sordino.recipes.trainings import count_rows, missing, train_named
 
@@ -67,22 +78,12 @@ class Protocol:
     def job(self, who: Contestant, epsilon: float, rate: float, seed: int, epochs: float) -> Job:
         noise = self.plan(who)[0].noise
         planned = {"restart_every": noise.restart_every} if isinstance(noise, Tree) else {}
-        settings = {
-            "data": self.data,
-            "model": self.model,
-            "method": who.method,
-            "settings": {**who.settings, "learning_rate": rate, **planned},
-            "epochs": epochs,
-            "batch_size": self.batch_size,
-            "seed": seed,
-            "noise_multiplier": self.noise(who, epsilon),
-            "delta": self.delta,
-            "sampling": who.sampling,
-            "evaluations": max(1, round(epochs)),
-            "rows": self.rows(),
-        }
+        chosen = replace(who, settings={**who.settings, "learning_rate": rate, **planned})
+        data = {"data": self.data, "model": self.model, "rows": self.rows()}
+        plan = {"epochs": epochs, "batch_size": self.batch_size, "evaluations": max(1, round(epochs))}
+        spent = {"noise_multiplier": self.noise(who, epsilon), "delta": self.delta, "sampling": who.sampling}
         name = f"{who.label} eps={epsilon:g} rate={rate:g} seed={seed} epochs={epochs:g}"
-        return Job(name, train_named, settings)
+        return Study(train_named, {**data, **plan, **spent}).job(name, chosen, seed=seed)
 
 
 def last_five(result: Result) -> float:
@@ -123,7 +124,7 @@ def _trained(run: Run, what: Protocol) -> tuple[Table, Found]:
     rows = []
     for (label, epsilon), results in found.items():
         for result in results:
-            check_spent(label, result, epsilon)
+            frame.check_spent(label, result, epsilon)
         rate, tried = rates[epsilon][label]
         scores = f"{show.spread([last_five(result) for result in results])} | {show.accuracy(results)}"
         noise = results[0]["noise_multiplier"]
@@ -163,14 +164,8 @@ def _noise_table(what: Protocol) -> Table:
     kinds = SAID.contestants("kinds")
     noise = {who.label: [noise_in_sums(what, who, e) for e in epsilons] for who in kinds}
     amplified = noise[kinds[0].label]
-    rows = [
-        (
-            name,
-            *(f"{value:.4f}" for value in of),
-            "" if of is amplified else crossing(epsilons, of, amplified),
-        )
-        for name, of in noise.items()
-    ]
+    less = {name: "" if of is amplified else crossing(epsilons, of, amplified) for name, of in noise.items()}
+    rows = [(name, *(f"{value:.4f}" for value in of), less[name]) for name, of in noise.items()]
     columns = ("noise", *(f"eps {e:g}" for e in epsilons), "less than amplified from epsilon")
     return SAID.table("noise", rows, columns)
 

@@ -156,15 +156,9 @@ def frontier(noise_multiplier: float, points: int = 200) -> tuple[list[float], l
 @recipe("oso-gradients", SAID["quick"])
 def gradients(run: Run, quick: bool) -> Report:
     noises = {epsilon: grid_noise(epsilon, GRANULARITY, STEPS, ROWS) for epsilon in EPSILONS}
-    settings = {
-        "moments": list(QUICK_MOMENTS if quick else MOMENTS),
-        "thresholds": THRESHOLDS,
-        "noise_multiplier": noises[EPSILON],
-        "learning_rate": LEARNING_RATE,
-        "realisations": REALISATIONS,
-        "batch_size": BATCH,
-        "seed": 1,
-    }
+    compared = {"moments": list(QUICK_MOMENTS if quick else MOMENTS), "thresholds": THRESHOLDS}
+    trained = {"noise_multiplier": noises[EPSILON], "learning_rate": LEARNING_RATE, "batch_size": BATCH}
+    settings = {**compared, **trained, "realisations": REALISATIONS, "seed": 1}
     (found,) = run([Job("cosines on MNIST", similarities, settings)])
     moments, rows = found["moments"], found["n"]
     return Report(
@@ -191,22 +185,22 @@ def _cosines(moments: list[Moment], rows: int, noise_multiplier: float) -> Table
     lines = []
     for moment in moments:
         best, cosine = best_threshold(moment)
-        ends = f"{moment['noised'][0]:.3f} | {moment['noised'][-1]:.3f} | {moment['clipped'][0]:.3f}"
-        sizes = f"{moment['median_norm']:.3g} | {moment['threshold']:.3g}"
-        lines.append(f"{moment['step']} | {best:.3g} | {cosine:.3f} | {ends} | {sizes}")
-    least = f"at C = {_SMALLEST:g}"
-    ends = f"{least} | at C = {_LARGEST:g} | {least}, no noise"
-    columns = f"step | best C | cosine there | {ends} | median norm | OSO's C".split(" | ")
-    return SAID.table("cosines", lines, columns, rows=rows, noise_multiplier=noise_multiplier)
+        lines.append({**moment, "best": best, "cosine": cosine, "last": moment["noised"][-1]})
+    return SAID.table("cosines", lines, rows=rows, noise_multiplier=noise_multiplier)
 
 
 def _multipliers(noises: dict[int, float]) -> Table:
-    rows = []
-    for epsilon, nu in noises.items():
-        of_q = noise_of_q(nu, GRADIENT_NOISE * nu)
-        rows.append(
-            f"{epsilon} | {nu:.4f} | {GRADIENT_NOISE * nu:.4f} | {of_q:.4f} | {of_q / nu:.3f} | 7.124"
-        )
+    of_q = {nu: noise_of_q(nu, GRADIENT_NOISE * nu) for nu in noises.values()}
+    rows = [
+        {
+            "epsilon": epsilon,
+            "nu": nu,
+            "of_gradient": GRADIENT_NOISE * nu,
+            "of_q": of_q[nu],
+            "ratio": of_q[nu] / nu,
+        }
+        for epsilon, nu in noises.items()
+    ]
     return SAID.table("multipliers", rows)
 
 

@@ -45,7 +45,8 @@ class Published:
         """A table whose rows have a template takes what stands in its braces instead of them."""
         of = self[f"tables.{name}"]
         lines = [self.text(f"tables.{name}.row", **row) for row in rows] if "row" in of else rows
-        return Table.of(self.text(f"tables.{name}.title", **measured), lines, columns or of.get("columns"))
+        known = self.text(f"tables.{name}.columns", **measured) if "columns" in of else None
+        return Table.of(self.text(f"tables.{name}.title", **measured), lines, columns or known)
 
 
 def _frozen(read: Any) -> Any:
