@@ -18,18 +18,7 @@ from sordino.noise.tree import noise_of_sums
 from sordino.privacy import Budget, price, show_epsilon
 from sordino.privacy.loss_distribution import squared_mu
 from sordino.recipes import frame, show
-from sordino.recipes.frame import (
-    Contestant,
-    Job,
-    Report,
-    Result,
-    Run,
-    Study,
-    Table,
-    check_spent,
-    recipe,
-    results_of,
-)
+from sordino.recipes.frame import Contestant, Job, Report, Result, Run, Study, Table, recipe, results_of
 from sordino.recipes.paper import Published
 from sordino.recipes.trainings import count_rows, missing, train_named
 
