@@ -131,11 +131,6 @@ def judged(held: Sequence[bool], shown: str) -> str:
     return f"{verdict(held)} ({shown})"
 
 
-def said(*notes: str | bool) -> list[str]:
-    """The notes there are: ``quick and "..."`` is none where it is not quick."""
-    return [note for note in notes if isinstance(note, str) and note]
-
-
 def crossing(at: Sequence[float], leads: Sequence[float], rising: bool) -> float | None:
     """Where ``leads`` first rises to zero, or falls below it: between two of ``at``, on a line of logarithms.
 
