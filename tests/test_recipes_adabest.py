@@ -12,12 +12,13 @@ import pytest
 import torch
 from matplotlib.figure import Figure
 
+from sordino.models import fed_cnn
 from sordino.recipes import LISTED, RECIPES
 from sordino.recipes import adabest as compared
 from sordino.recipes import adabest_stability as stability
 from sordino.recipes import trainings as runs
 from sordino.recipes.frame import Job, Report, Result
-from sordino.recipes.trainings import fed_cnn, network_for
+from sordino.recipes.trainings import network_for
 
 mpl.use("Agg")
 

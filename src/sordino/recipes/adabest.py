@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from statistics import fmean
-from typing import TYPE_CHECKING
+from typing import Any
+
+from matplotlib.figure import Figure
 
 from sordino.recipes import show
 from sordino.recipes.frame import Contestant, Job, Report, Result, Run, Study, Table, recipe, results_of
+from sordino.recipes.paper import Published
 from sordino.recipes.trainings import missing, train_federated
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True)
@@ -33,15 +33,8 @@ class Setting:
         return f"{skew}, {'unbalanced' if self.unbalanced else 'balanced'}"
 
 
-RIVALS = (
-    Contestant("FedAvg", "fedavg"),
-    Contestant("FedProx, mu 0.01", "fedprox", {"mu": 0.01}),
-    Contestant("SCAFFOLD", "scaffold"),
-    Contestant("SCAFFOLD, progressive average", "scaffold", {"progressive": True}),
-    Contestant("SCAFFOLD/m", "scaffold-m"),
-    Contestant("FedDyn", "feddyn", {"mu": 0.02}),
-    Contestant("FedDyn, progressive average", "feddyn", {"mu": 0.02, "progressive": True}),
-)
+SAID = Published(__name__)
+RIVALS = SAID.contestants("rivals")
 _FEW = tuple(who for who in RIVALS if who.label not in ("FedProx, mu 0.01", "SCAFFOLD/m"))
 
 
@@ -72,19 +65,10 @@ class Protocol:
     test_rows: int | None = None
 
     def jobs(self, who: Contestant, setting: Setting, seeds: Sequence[int]) -> list[Job]:
-        given = (
-            "data",
-            "rows",
-            "test_rows",
-            "model",
-            "clients",
-            "holdout",
-            "per_round",
-            "local_epochs",
-            "rounds",
-        )
+        compared = ("settings", "seeds", "betas", "rivals", "every")
+        given = {name: value for name, value in vars(self).items() if name not in compared}
         plan = {"partition": setting.partition, "evaluations": max(1, self.rounds // self.every)}
-        study = Study(train_federated, {name: getattr(self, name) for name in given} | plan, "algorithm")
+        study = Study(train_federated, given | plan, "algorithm")
         name = f"{self.data} {setting.label} {who.label}"
         return [study.job(f"{name} seed={seed}", who, seed=seed) for seed in seeds]
 
@@ -155,34 +139,23 @@ def _table(what: Protocol, found: Found) -> Table:
         held_out = f"{fmean(last_ten(r, 'holdout') for r in results):.2f}" if what.holdout else ""
         norm = fmean(result["norms"][-1] for result in results)
         rows.append(f"{setting.label} | {label} | {test} | {held_out} | {speed} | {norm:.3g}")
-    title = (
-        f"{what.data}, {what.per_round} of {what.clients} clients a round, {what.rounds:,} rounds of "
-        f"{show.several(what.local_epochs, 'local epoch')} (accuracy, %, last ten evaluations)"
-    )
-    columns = "clients | algorithm | test | held-out clients | rounds to FedAvg's accuracy | norm of the cloud model"
-    return Table.written(title, columns, rows)
+    return SAID.table("compared", rows, what=what, epochs=show.several(what.local_epochs, "local epoch"))
 
 
-def report(run: Run, protocols: Sequence[Protocol], notes: Sequence[str]) -> Report:
-    said, curves = list(notes), []
+def report(run: Run, protocols: Sequence[Protocol], **why: Any) -> Report:
+    betas, curves = [], []
     for what in protocols:
-        found, betas = trained(run, what)
+        found, chosen = trained(run, what)
         curves.append((what, found))
-        said.append(
-            f"{what.data}: beta chosen on the held-out clients of the first seed, balanced, their accuracy at each: "
-            + "; ".join(f"{Setting(skew).label}: {tried}" for skew, (_, tried) in betas.items())
-            if len(what.betas) > 1
-            else f"{what.data}: beta {what.betas[0]:g} and not tuned"
+        tried = "; ".join(f"{Setting(skew).label}: {tried}" for skew, (_, tried) in chosen.items())
+        betas += SAID.notes(
+            "betas", what=what, tuned=len(what.betas) > 1, fixed=len(what.betas) == 1, tried=tried
         )
-    said.append(
-        "batches of 45, the last one filled up, rate 0.1 x 0.998 a round, mu 0.02; "
-        + show.seeds(len(protocols[0].seeds), "mean, lowest and highest of {} seeds")
-        + ", also of the partition and the weights; unbalanced sizes are lognormal with deviation 0.3; accuracy "
-        "is that of the cloud model"
-    )
+    seeds = show.seeds(len(protocols[0].seeds), "mean, lowest and highest of {} seeds")
+    notes = [*SAID.notes(**why), *betas, SAID.text("plan", seeds=seeds)]
     width = sum(len(what.settings) for what in protocols)
     size = (4.0 * min(3, width) + 1, 3.5 * -(-width // 3) + 0.5)
-    return Report([_table(*pair) for pair in curves], said, partial(_draw, curves=curves), size)
+    return Report([_table(*pair) for pair in curves], notes, partial(_draw, curves=curves), size)
 
 
 def _draw(figure: Figure, curves: Sequence[tuple[Protocol, Found]]) -> None:
@@ -214,39 +187,23 @@ EMNIST = Protocol("emnist-l", 48_000, "mlp:100,100", 500, _ALL)
 CIFAR = Protocol(
     "cifar10", None, "fed_cnn:augmented", 200, _ALL[:1], seeds=(1,), betas=(0.9, 0.95, 0.98), rivals=_FEW
 )
-_CLAIMS = (
-    "AdaBest's accuracies are in table 2 of its main text, which is not part of what could be read; the supplement "
-    "prints none, and the one public number is CIFAR-100, Dirichlet 0.3, 10 clients a round: 56.2. It claims that "
-    "AdaBest converges faster and to higher accuracy than all of them, and that progressive averages do no harm to "
-    "SCAFFOLD and FedDyn"
-)
 
 
 @recipe("adabest-emnist", "80 rounds at Dirichlet 0.3, two seeds, five rivals, three betas")
 def emnist(run: Run, quick: bool) -> Report:
-    protocols, note, why = [EMNIST], "", missing("emnist-letters")
+    protocols, why = [EMNIST], missing("emnist-letters")
     if why:
         protocols = [replace(EMNIST, data=data) for data in ("fashion-mnist", "mnist")]
-        where = "Fashion-MNIST" if quick else "Fashion-MNIST and of MNIST"
-        note = f"EMNIST is not here ({why}); ran on the first 48,000 rows of {where} instead: the same shapes and sizes"
     if quick:
         less = replace(protocols[0], rounds=80, settings=_ALL[:2], seeds=(1, 2), betas=(0.8, 0.9, 0.95))
         protocols = [replace(less, rivals=_FEW, every=2)]
-    return report(run, protocols, show.said(_CLAIMS, note))
+    where = "Fashion-MNIST" if quick else "Fashion-MNIST and of MNIST"
+    return report(run, protocols, elsewhere=why, where=where, images=False, short=False)
 
 
 @recipe("adabest-cifar", "ten rounds of one local epoch, 5 of 100 clients, 1,000 test rows, beta not tuned")
 def cifar(run: Run, quick: bool) -> Report:
-    what = CIFAR
-    notes = [
-        _CLAIMS,
-        "CIFAR-10; CIFAR-100 was not to be had. Images are flipped with probability 1/2, and with 1/2 shifted by up to "
-        "4 pixels, as FedDyn has it",
-    ]
-    if quick:
-        what = replace(what, rounds=10, betas=(0.9,), holdout=0, per_round=5, local_epochs=1, every=2)
-        what = replace(what, test_rows=1000)
-        notes.append(
-            "quick is a check that it runs: ten rounds of one local epoch and 1,000 test rows say little"
-        )
-    return report(run, [what], notes)
+    less = replace(
+        CIFAR, rounds=10, betas=(0.9,), holdout=0, per_round=5, local_epochs=1, every=2, test_rows=1000
+    )
+    return report(run, [less if quick else CIFAR], elsewhere="", short=quick)

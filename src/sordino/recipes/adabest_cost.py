@@ -8,18 +8,27 @@ the formulas, which must fit all of them exactly.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise, product
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from sordino.data import as_examples
+from sordino.federated.algorithms import Round, algorithm_named
+from sordino.federated.local import LocalSgd
+from sordino.federated.population import LocalPlan, Population
+from sordino.federated.rounds import Broadcast, Workplace, chunks, mean_of
+from sordino.federated.store import ClientStore
+from sordino.noise import Streams
 from sordino.recipes import show
-from sordino.recipes.frame import Contestant, Report, Result, Run, Study, Table, recipe
-
-if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
-
-# torch is imported inside functions, so that a list of the recipes is quick.
+from sordino.recipes.frame import Report, Result, Run, Study, Table, recipe
+from sordino.recipes.paper import Published
+from sordino.steps import Plan
 
 SIZES = (41, 97)  # n; what does not depend on it is not a vector operation
 STEPS = (2, 3, 7)  # K
@@ -27,16 +36,9 @@ CLIENTS = (1, 3, 4)  # participants, of a population of 10
 POPULATION = 10
 TYPICAL_STEPS = 50  # five epochs of 450 examples in batches of 45
 
-ALGORITHMS = (
-    Contestant("FedAvg", "fedavg", {"weighted": False}),
-    Contestant("SCAFFOLD/m", "scaffold-m"),
-    Contestant("FedDyn", "feddyn"),
-    Contestant("AdaBest", "adabest"),
-    Contestant("SCAFFOLD", "scaffold"),
-    Contestant("FedAvg, weighted", "fedavg"),
-    Contestant("FedProx", "fedprox", {"weighted": False}),
-    Contestant("FedAdam", "fedadam", {"weighted": False}),
-)
+SAID = Published(__name__)
+ALGORITHMS = SAID.contestants("algorithms")
+WHERE = ("down", "up", "on_client", "on_server")
 
 
 class Cost(NamedTuple):
@@ -74,39 +76,17 @@ class Printed:
     vectors: tuple[int, int, int, int]
 
 
-# Tables 4 and 5, with the text about storage and communication; the gradients themselves, K g, are left out.
 PRINTED = {
-    "FedAvg": Printed(Cost(0, 1, 0, 1), Cost(0, 1, 0, 0), (1, 1, 0, 0)),
-    "SCAFFOLD/m": Printed(Cost(2, 3, 2, 1), Cost(2, 1, 2, 0), (2, 1, 1, 1)),
-    "FedDyn": Printed(Cost(1, 4, 1, 2), Cost(3, 1, 1, 0), (1, 1, 1, 1)),
-    "AdaBest": Printed(Cost(1, 2, 1, 1), Cost(2, 1, 1, 0), (1, 1, 1, 1)),
+    label: Printed(Cost(*of["client"]), Cost(*of["server"]), of["vectors"])
+    for label, of in SAID["printed"].items()
 }
-SCAFFOLD_TRAFFIC = (2, 2)  # the original: down and up
-WHERE = ("down", "up", "on_client", "on_server")
-
-CLAIMS = (
-    "AdaBest computes less than SCAFFOLD/m, on clients and on the server",
-    "AdaBest computes less than FedDyn, on clients and on the server",
-    "AdaBest and FedDyn send what FedAvg sends",
-    "SCAFFOLD/m sends 1.5 times that, SCAFFOLD twice that",
-    "SCAFFOLD/m, FedDyn and AdaBest store alike",
-)
 
 
 # Counting -------------------------------------------------------------------------------------------------------
 
-# Additions and multiplications for each element of the result. A division is a multiplication; a sum with alpha and a
-# product with value take one more if that is a number other than 1 and -1.
-_COSTS = {(1, 0): "add sub rsub", (0, 1): "mul div reciprocal", (1, 1): "addcmul addcdiv", (2, 1): "lerp"}
-_ARITHMETIC = {name: cost for cost, names in _COSTS.items() for name in names.split()}
-# What moves, compares, changes signs or takes roots: not what the paper counts.
-_MOVES = (
-    "_to_copy _unsafe_view alias cat clone copy detach expand index index_put index_select lift_fresh repeat"
-)
-_MAKES = "arange empty empty_like fill full full_like new_empty new_zeros ones_like zero zeros zeros_like"
-_VIEWS = "select slice split squeeze stack t transpose unbind unsqueeze view"
-_ROOTS = "abs neg sqrt where linalg_vector_norm"
-_OTHER = set(" ".join((_MOVES, _MAKES, _VIEWS, _ROOTS)).split())
+# Additions and multiplications for each element of the result, and what does neither.
+_ARITHMETIC = {name: of["cost"] for of in SAID["arithmetic"] for name in of["operations"].split()}
+_OTHER = set(" ".join(SAID["other"].values()).split())
 
 
 @dataclass
@@ -131,8 +111,6 @@ class Count:
 
 def counting(count: Count) -> AbstractContextManager[Any]:
     """Every operation on tensors of real numbers in this context goes into ``count``."""
-    import torch
-    from torch.utils._python_dispatch import TorchDispatchMode
 
     class Counting(TorchDispatchMode):
         def __torch_dispatch__(
@@ -170,18 +148,6 @@ def count_round(
     It is what `sordino.federate` does: a chunk with what its clients kept, their local work, the mean of what they
     sent, the server's update. Only the gradients are made up, and not counted.
     """
-    import numpy as np
-    import torch
-
-    from sordino.data import as_examples
-    from sordino.federated.algorithms import Round, algorithm_named
-    from sordino.federated.local import LocalSgd
-    from sordino.federated.population import LocalPlan, Population
-    from sordino.federated.rounds import Broadcast, Workplace, chunks, mean_of
-    from sordino.federated.store import ClientStore
-    from sordino.noise import Streams
-    from sordino.steps import Plan
-
     chance = torch.Generator().manual_seed(1)
     of_client, of_server = Count(), Count()
 
@@ -236,8 +202,6 @@ def count_round(
 
 def _bytes(parts: Sequence[Any], size: int) -> int:
     """Of vectors of the model's size; a few plain numbers beside them do not count."""
-    import torch
-
     vectors = [part for part in parts if isinstance(part, torch.Tensor) and part.numel() == size]
     return sum(vector.numel() * vector.element_size() for vector in vectors)
 
@@ -251,8 +215,6 @@ def count_algorithm(
     participants: Sequence[int],
 ) -> Result:
     """Formulas that fit the counts at all of these sizes, steps and participants exactly."""
-    import torch
-
     torch.set_num_threads(1)
     found = {
         (n, k, p): count_round(method=method, settings=settings, size=n, steps=k, participants=p)
@@ -325,21 +287,20 @@ def compare(run: Run, quick: bool) -> Report:
         _cost_table("server", "P", 1, costs),
         _memory_table(found),
     ]
-    return Report(tables, _notes(found), settings={**tried, "population": POPULATION})
+    notes = SAID.notes(rounds=sum(result["rounds"] for result in results))
+    return Report(tables, notes, settings={**tried, "population": POPULATION})
 
 
 def _claims_table(found: Mapping[str, Result], costs: Costs) -> Table:
     rows = []
     printed = {label: (line.client, line.server) for label, line in PRINTED.items()}
-    for claim, rival in zip(CLAIMS[:2], ("SCAFFOLD/m", "FedDyn"), strict=True):
+    claims = SAID["claims"]
+    for claim, rival in zip(claims[:2], ("SCAFFOLD/m", "FedDyn"), strict=True):
         client, server = (
             [by["AdaBest"][of].at(count) - by[rival][of].at(count) for by in (costs, printed)]
             for of, count in ((0, TYPICAL_STEPS), (1, 10))
         )
-        shown = (
-            f"client, K = {TYPICAL_STEPS}: {client[0]:+g} vector operations (the paper's tables: "
-            f"{client[1]:+g}); server: {server[0]:+g} ({server[1]:+g})"
-        )
+        shown = SAID.text("operations", client=client, server=server)
         rows.append((claim, show.verdict([client[0] < 0, server[0] < 0]), shown))
     traffic = {label: (r["down"], r["up"]) for label, r in found.items()}
     total = {label: sum(both) / sum(traffic["FedAvg"]) for label, both in traffic.items()}
@@ -349,11 +310,11 @@ def _claims_table(found: Mapping[str, Result], costs: Costs) -> Table:
     alike = [len({r[where] for r in three}) == 1 for where in WHERE[2:]]
     kept = ", ".join(f"{r['on_client']:g} and {r['on_server']:g}" for r in three)
     rows += [
-        (CLAIMS[2], show.verdict(same), f"AdaBest {total['AdaBest']:g}, FedDyn {total['FedDyn']:g} times"),
-        (CLAIMS[3], show.verdict(shares), f"{total['SCAFFOLD/m']:g} and {total['SCAFFOLD']:g} times"),
-        (CLAIMS[4], show.verdict(alike), f"vectors on a client and on the server: {kept}"),
+        (claims[2], show.verdict(same), f"AdaBest {total['AdaBest']:g}, FedDyn {total['FedDyn']:g} times"),
+        (claims[3], show.verdict(shares), f"{total['SCAFFOLD/m']:g} and {total['SCAFFOLD']:g} times"),
+        (claims[4], show.verdict(alike), f"vectors on a client and on the server: {kept}"),
     ]
-    return Table("Does our code support the claims?", ("the paper's claim", "ours", "by how much"), rows)
+    return SAID.table("claims", rows)
 
 
 def _cost_table(who: str, letter: str, of: int, costs: Costs) -> Table:
@@ -365,68 +326,20 @@ def _cost_table(who: str, letter: str, of: int, costs: Costs) -> Table:
         if label in printed:
             both_theirs = printed[label], printed[label].over(printed["FedAvg"])
             theirs, theirs_over, missing = *(cost.show(letter) for cost in both_theirs), ""
-        reason = _REASONS.get((label, who), missing)
+        reason = SAID["reasons"][who].get(label, missing)
         rows.append(f"{label} | {theirs} | {ours} | {theirs_over} | {over} | {reason}")
     each = "K local steps" if who == "client" else "P participants"
-    title = (
-        f"Vector operations of the {who} in a round, {each}: s an addition of n numbers, m a multiplication"
-    )
-    columns = f"{who} | paper | counted | paper, over FedAvg | counted, over FedAvg | why they differ"
-    return Table.written(title, columns, rows)
-
-
-# One line for each difference, of what is not true of all algorithms alike.
-_REASONS = {
-    (
-        "SCAFFOLD/m",
-        "client",
-    ): "h - h_i is made once a round and not in every step; h / w_i and g_i / (K eta) are "
-    "divisions, and h - h_i is made again for h_i",
-    ("FedDyn", "client"): "the same but for g_i",
-    (
-        "AdaBest",
-        "client",
-    ): "two multiplications, by mu and by 1/(t - t'), where the paper's line has both and counts one",
-    ("SCAFFOLD/m", "server"): "h moves by the mean update itself, which saves a subtraction of models",
-    ("FedDyn", "server"): "as SCAFFOLD/m",
-    ("AdaBest", "server"): "the mean model is made of theta and the mean update",
-    ("FedAvg", "client"): "g_i = theta - x is what clients send: one addition, in all algorithms",
-    ("FedAvg", "server"): "the mean's division, and theta minus the mean update, in all algorithms",
-    ("SCAFFOLD", "client"): "not in the paper's tables; the change of h_i is sent too",
-    ("SCAFFOLD", "server"): "two means",
-    ("FedAvg, weighted", "server"): "each update times its number of examples",
-}
+    return SAID.table("cost", rows, who=who, each=each)
 
 
 def _memory_table(found: Mapping[str, Result]) -> Table:
     columns = ("down", "up", "kept by a client", "kept by the server")
     known: dict[str, tuple[Any, ...]] = {label: line.vectors for label, line in PRINTED.items()}
-    known["SCAFFOLD"] = (*SCAFFOLD_TRAFFIC, "-", "-")
+    known["SCAFFOLD"] = (*SAID["scaffold_traffic"], "-", "-")
     rows = []
     for label, result in found.items():
         pairs = zip(columns, WHERE, known.get(label, "----"), strict=True)
         cells = {column: f"{result[what]:g} ({printed})" for column, what, printed in pairs}
         asked = ", ".join(result["asked"]) or "nothing"
         rows.append({"algorithm": label, **cells, "clients ask for, besides theta": asked})
-    return Table.of("Vectors of 4 n bytes, in brackets the paper's: sent in a round, and kept", rows)
-
-
-def _notes(found: Mapping[str, Result]) -> list[str]:
-    rounds = sum(result["rounds"] for result in found.values())
-    return [
-        f"Counted in {rounds} rounds of the code that trains (local steps, what clients keep and send, the mean, the "
-        f"server's update), with n of {SIZES}, K of {STEPS}, P of {CLIENTS}; gradients are made up and not counted. "
-        "Each formula fits all of its counts exactly.",
-        "A division counts as a multiplication, as does a factor other than 1 and -1 of a fused sum. Copies, changes "
-        "of sign, comparisons (of which our check for numbers that are not finite is made) and roots do not count.",
-        "All algorithms: our clients send g_i = theta - x and not x, one addition for each client, and the server "
-        "divides the sum by P and takes it off theta, an addition and a multiplication. The paper counts neither g_i, "
-        "which it computes as well, nor the division.",
-        "AdaBest: h_i holds no mu here, so that the average size of clients may move. mu is multiplied with once a "
-        "round, not in every step. The paper's h_i / (t - t') + mu g_i has two multiplications; its table has one.",
-        "SCAFFOLD/m: the paper's client line repeats the server's by mistake; counted is h_i - h + g_i / (K eta). Here "
-        "it takes one addition in each step, as AdaBest does: what is left of AdaBest's advantage is not in the steps "
-        "but in three operations a round, and in what is sent.",
-        "AdaBest's server keeps two vectors here, the mean model, which is the paper's one, and h, for those who look "
-        "at it; theta is not counted for any. Server numbers such as the average size are a few bytes and left out.",
-    ]
+    return SAID.table("memory", rows)

@@ -6,16 +6,18 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import torch
+from matplotlib.figure import Figure
 
+from sordino.federated.algorithms import Round, algorithm_named
 from sordino.recipes import show
 from sordino.recipes.frame import Contestant, Job, Report, Result, Run, Study, Table, recipe, results_of
+from sordino.recipes.paper import Published
 from sordino.recipes.trainings import train_federated
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from sordino.steps import Plan
 
 
 def adabest(beta: float) -> Contestant:
@@ -40,8 +42,8 @@ class Protocol:
     seeds: tuple[int, ...] = (1, 2)
 
 
-FULL = Protocol()
-QUICK = Protocol((1000,), 500, 150, 300, 150, (0.8, 0.95, 1.0), (0.02, 0.16), (1,))
+SAID = Published(__name__)
+FULL, QUICK = Protocol(), Protocol(**SAID["quick"])
 
 
 def last_five(result: Result, what: str = "accuracy") -> float:
@@ -91,11 +93,6 @@ def walk(
     width: int,
 ) -> Result:
     """The same by chance: ``width`` coordinates through the server's real update, their variance at the end."""
-    import torch
-
-    from sordino.federated.algorithms import Round, algorithm_named
-    from sordino.steps import Plan
-
     torch.set_num_threads(1)
     chosen = algorithm_named(algorithm, {**settings, **({} if algorithm == "fedavg" else {"mu": 0.0})})
     generator = torch.Generator().manual_seed(10)
@@ -127,22 +124,13 @@ def _walk_table(what: Protocol, results: Sequence[Result]) -> Table:
         found, deviation = result["variance"], (2 / width) ** 0.5
         numbers = f"{exact:,.3f} | {found:,.0f} | {found / exact:.3f} | {deviation:.3f}"
         rows.append(f"{who.label}{dealt} | {rounds:,} | {numbers}")
-    title = "Mean updates that are noise of variance 1, no client bias: variance of a cloud parameter (E10)"
-    columns = "algorithm | rounds | closed form | through the server's update | ratio | its deviation"
-    return Table.written(title, columns, rows)
+    return SAID.table("walk", rows)
 
 
 # Softmax regression -----------------------------------------------------------------------------------------------
 
 MARKS = (50, 200, 500, 1000, 2000)
-# The specification's measurement on another draw of such data, with K = 5: the norm at MARKS.
-_BEFORE = {
-    "FedAvg": "4.0 5.3 5.8 6.0 6.05",
-    "AdaBest, beta 0.8": "6.6 6.7 6.4 6.3 6.3",
-    "AdaBest, beta 0.95": "15.7 7.9 7.2 6.7 6.4",
-    "AdaBest, beta 1": "42 59 120 170 308",
-    "FedDyn": "8.0 19.7 19.4 6.6 20.3",
-}
+_BEFORE: dict[str, str] = SAID["before"]  # the norm at MARKS, in the specification's measurement
 SOFTMAX = (FEDAVG, adabest(0.8), adabest(0.95), adabest(1.0), FEDDYN)
 _FEDERATED = Study(train_federated, {"seed": 1}, "algorithm")
 # Two local epochs of 3 batches: 6 local steps.
@@ -163,11 +151,11 @@ def _softmax_table(what: Protocol, results: Sequence[Result]) -> Table:
             "algorithm": who.label,
             **{f"round {mark}": f"{_norms(result)[mark]:.3g}" for mark in marks},
             "accuracy, last 5 evaluations, %": show.percent(last_five(result), 1),
-            "measured before, rounds 50 / 200 / 500 / 1,000 / 2,000": _BEFORE[who.label].replace(" ", " / "),
+            "measured before, rounds 50 / 200 / 500 / 1,000 / 2,000": _BEFORE[who.label],
         }
         for who, result in zip(SOFTMAX, results, strict=True)
     ]
-    return Table.of("Softmax regression, 5 of 100 clients: norm of the cloud model", rows)
+    return SAID.table("softmax", rows)
 
 
 # What beta and mu do ----------------------------------------------------------------------------------------------
@@ -216,8 +204,7 @@ def _beta_table(scores: dict[int, dict[float, float]]) -> Table:
         }
         for per_round, of_beta in scores.items()
     ]
-    title = f"Softmax regression, {SWEPT_CLIENTS} clients: AdaBest's accuracy (%) by participation and beta"
-    return Table.of(title, rows)
+    return SAID.table("beta", rows)
 
 
 def _mu_table(what: Protocol, results: Sequence[Result]) -> Table:
@@ -234,8 +221,7 @@ def _mu_table(what: Protocol, results: Sequence[Result]) -> Table:
         for per_round in SWEPT
         for label in ("AdaBest, beta 0.9", "FedDyn")
     ]
-    title = f"Softmax regression, {SWEPT_CLIENTS} clients: accuracy (%) by participation and mu, in brackets the norm"
-    return Table.of(f"{title} at the end", rows)
+    return SAID.table("mu", rows)
 
 
 # The MLP over many rounds -----------------------------------------------------------------------------------------
@@ -282,12 +268,7 @@ def _mlp_table(found: dict[str, Result]) -> Table:
         tested = f"{' | '.join(map(show.percent, scores))} | {rank_correlation(*_half(result)):+.2f}"
         label = name.removeprefix(federation).strip()
         rows.append(f"{federation} | {label} | {result['rounds'][-1]:,} | {norms} | {tested}")
-    title = "MLP 784-100-100-10 on MNIST: norm of the cloud model, and accuracy (%) on test rows and on"
-    columns = (
-        "clients | algorithm | rounds | norm, round 1 | halfway | at the end | best test | test, last 5 | "
-        "participants, last 5 | rank correlation of norm and test, second half"
-    )
-    return Table.written(f"{title} participants' rows", columns, rows)
+    return SAID.table("mlp", rows)
 
 
 def _condition_table(results: dict[str, Result]) -> Table:
@@ -298,9 +279,7 @@ def _condition_table(results: dict[str, Result]) -> Table:
         grew, foretold, agreed = (100 * found[n] / found["rounds"] for n in ("grew", "foretold", "agreed"))
         shares = f"{grew:.1f} | {foretold:.1f} | {agreed:.2f}"
         rows.append(f"{label} | {found['rounds']:,} | {shares} | {found['cosine']:+.3f}")
-    title = "FedDyn's h against Theorem 1: it does not grow where cos(h, update) <= -|P|/(2|S|) |update|/|h|"
-    columns = "federation | rounds | h grew in, % | the condition says, % | they agree in, % | mean cosine"
-    return Table.written(title, columns, rows)
+    return SAID.table("condition", rows)
 
 
 # All of it --------------------------------------------------------------------------------------------------------
@@ -332,24 +311,13 @@ def stability(run: Run, quick: bool) -> Report:
 def notes_of(what: Protocol, scores: dict[int, dict[float, float]]) -> list[str]:
     best = [show.best(of) for of in scores.values()]
     rises = best == sorted(best) and best[0] < best[-1]
-    return [
-        "the paper has figures and no numbers here. It claims: FedDyn's cloud model grows without end and its accuracy "
-        "falls, on participants' rows as well as on test rows (figures 1, 4, 5), AdaBest's does not; FedDyn depends on "
-        "mu and AdaBest hardly does (figure 6); the best beta is in [0.8, 0.95] at 0.5 % participation and in "
-        "[0.95, 1] at larger ones (figure 7)",
-        "softmax regression: 20 features, 10 classes, 45 rows a client, made up anew; 2 local epochs of 3 batches of "
-        "15, so 6 local steps where the measurement before had 5; rate 0.1 x 0.998 a round, Dirichlet 0.3",
-        f"MLP: MNIST for EMNIST-L (figure 4: {what.hundred:,} rounds of one local epoch, 200 rows a client) and for "
-        f"CIFAR-100 (figures 1 and 5: {what.thousand:,} rounds of five, 44 rows a client); 10 and 100 further clients "
-        "are held out as in the paper. Participants' accuracy is that of the new cloud model on their rows. SCAFFOLD "
-        "is the original",
-        "the best beta "
-        + ("rises" if rises else "does not rise")
-        + " with participation here: "
-        + ", ".join(f"{b:g} at {_taking_part(p)}" for p, b in zip(SWEPT, best, strict=True))
-        + f" ({what.sweep} rounds, {show.several(len(what.seeds), 'seed')}, test rows)",
-        "one seed, 1, where nothing else is said; mu is 0.02 unless swept",
-    ]
+    at = [f"{beta:g} at {_taking_part(per_round)}" for per_round, beta in zip(SWEPT, best, strict=True)]
+    return SAID.notes(
+        what=what,
+        rises="rises" if rises else "does not rise",
+        best=", ".join(at),
+        seeds=show.several(len(what.seeds), "seed"),
+    )
 
 
 def _draw(figure: Figure, softmax: Sequence[Result], mlp: dict[str, Result]) -> None:

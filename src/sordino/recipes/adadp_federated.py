@@ -10,18 +10,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from sordino.data.partitions import CIFAR_PAIRS
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from sordino.data.partitions import Pathological
+from sordino.federated import LocalAdam, LocalExtrapolation, LocalSgd
 from sordino.recipes import show
 from sordino.recipes.frame import Job, Report, Result, Run, Table, recipe, results_of
+from sordino.recipes.paper import Published
 from sordino.recipes.trainings import train_federated
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-# torch is imported inside functions, so that a list of the recipes is quick.
 
 CLIENTS = 5
 TOLERANCE = 0.1
@@ -30,17 +29,14 @@ LAST = 3
 INSENSITIVE = 0.02  # our reading: at most so much between the best and the worst initial rate
 MU, BETA = 0.02, 0.9  # of AdaBest
 
-# Two classes that look alike for each client, as there: T-shirt and shirt, pullover and coat, trouser and dress, sandal
-# and sneaker, bag and boot.
-FASHION_GROUPS = ((0, 6), (2, 4), (1, 3), (5, 7), (8, 9))
+SAID = Published(__name__)
 
 
 @dataclass(frozen=True)
 class Protocol:
     data: str
     model: str
-    groups: tuple[tuple[int, ...], ...]
-    rows: int | None  # of the training set, the first; None is all
+    groups: tuple[tuple[int, int], ...]  # the two classes of each client
     rounds: int
     shares: tuple[float, ...]  # of rows dealt at random, from by class only to at random only
     starts: tuple[float, ...]  # ADADP's initial rates
@@ -48,6 +44,7 @@ class Protocol:
     adam_rates: tuple[float, ...]
     seeds: int  # of what is compared; the grids are run with the first alone
     evaluations: int
+    rows: int | None = None  # of the training set, the first; None is all
     batch: int = 10
     engine: str = "stacked"
 
@@ -61,34 +58,7 @@ class Protocol:
         return {SGD: self.sgd_rates, ADAM: self.adam_rates}
 
 
-# 244 trainings of 200 rounds, 1,000 batches of each of five clients in a round: for a cluster, or for months.
-FULL = Protocol(
-    "cifar10",
-    "adadp_cnn",
-    CIFAR_PAIRS,
-    rows=None,
-    rounds=200,
-    shares=(0.0, 0.33, 0.67, 1.0),
-    starts=show.spaced(-3, 0, 4),
-    sgd_rates=show.spaced(-3, -0.5, 6, 4),
-    adam_rates=show.spaced(-5.5, -3, 6, 4),
-    seeds=3,
-    evaluations=40,
-    engine="auto",
-)
-QUICK = Protocol(
-    "fashion-mnist",
-    "mlp:100",
-    FASHION_GROUPS,
-    rows=10_000,
-    rounds=12,
-    shares=(0.0, 0.33, 1.0),
-    starts=show.spaced(-3, 0, 3, 4),
-    sgd_rates=show.spaced(-2.5, -0.5, 5, 4),
-    adam_rates=show.spaced(-4, -2.5, 4, 4),
-    seeds=1,
-    evaluations=12,
-)
+FULL, QUICK = Protocol(**SAID["full"]), Protocol(**SAID["quick"])
 
 # The contestants, by their names in tables and figures.
 KEPT, FRESH = "ADADP, rate kept", "ADADP, rate begun anew each round"
@@ -98,14 +68,6 @@ BOTH, ADABEST = "AdaBest with ADADP, rate kept", "AdaBest with SGD, FedAvg's bes
 SGD, ADAM = "SGD", "Adam"  # at any rate
 _ADADP = (KEPT, FRESH, BOTH, BOLD, TWICE)
 
-CLAIMS = (
-    "ADADP hardly depends on its initial rate",
-    "The more the data goes by class, the more a tuned SGD loses; ADADP keeps its accuracy much better",
-    "Adam gives poor results (a third of the data random)",
-    "Taking back steps of too large an error makes it considerably more stable",
-)
-
-
 # Jobs -----------------------------------------------------------------------------------------------------------
 
 
@@ -113,9 +75,6 @@ def train_pairs(
     *, groups: Sequence[Sequence[int]], share: float, local: str, discard: bool, batch: int, **how: Any
 ) -> Result:
     """Clients by groups of labels, all of them in every round. ``discard`` is of ADADP: steps may be taken back."""
-    from sordino.data.partitions import Pathological
-    from sordino.federated import LocalAdam, LocalExtrapolation, LocalSgd
-
     rules = {"adadp": LocalExtrapolation(TOLERANCE, discard), "sgd": LocalSgd(), "adam": LocalAdam()}
     found = train_federated(
         partition=Pathological(tuple(map(tuple, groups)), random=share),
@@ -138,20 +97,9 @@ Key = tuple[str, float, float]  # what, share of random rows, (initial) rate
 
 def _job(what: Protocol, key: Key, seed: int) -> Job:
     name, share, rate = key
-    given = ("data", "model", "groups", "rows", "rounds", "batch", "evaluations", "engine")
-    local = "adadp" if name in _ADADP else "adam" if name in (ADAM, BEST_ADAM) else "sgd"
-    settings = {
-        **{of: getattr(what, of) for of in given},
-        "share": share,
-        "algorithm": "adabest" if name in (BOTH, ADABEST) else "fedavg",
-        "local": local,
-        "rate": rate,
-        "keep_rates": local == "adadp" and name != FRESH,
-        "discard": name != BOLD,
-        "local_epochs": 2 if name == TWICE else 1,
-        "seed": seed,
-    }
-    settings["groups"] = [list(group) for group in what.groups]
+    given = ("data", "model", "rows", "rounds", "batch", "evaluations", "engine")
+    settings = {of: getattr(what, of) for of in given} | SAID["usual"] | SAID["contestants"][name]
+    settings |= {"groups": [list(group) for group in what.groups], "share": share, "rate": rate, "seed": seed}
     return Job(f"{name} {rate:g}, {show.share(share)} random, seed {seed}", train_pairs, settings)
 
 
@@ -209,13 +157,9 @@ def _compared(grid: Found) -> Iterator[Key]:
 
 def _claims_table(found: Found) -> Table:
     readings = (_insensitive, _robust, _poor_adam)
-    rows = [
-        (claim, *(of(found, name) for name in (KEPT, FRESH)))
-        for claim, of in zip(CLAIMS, readings, strict=False)
-    ]
-    rows.append((CLAIMS[3], _steadier(found), "not run"))
-    columns = ("the paper's claim", "with rates kept between rounds", "with rates begun anew")
-    return Table("Do our runs support the claims? In points of accuracy, by % of random rows", columns, rows)
+    cells = [[of(found, name) for name in (KEPT, FRESH)] for of in readings]
+    cells.append([_steadier(found), "not run"])
+    return SAID.table("claims", [(claim, *of) for claim, of in zip(SAID["claims"], cells, strict=True)])
 
 
 def _by_share(values: dict[float, str]) -> str:
@@ -275,8 +219,8 @@ def _accuracy_table(found: Found) -> Table:
     rows = [(name, *(tuned(name, share) for share in what.shares)) for name in (BEST_SGD, BEST_ADAM, ADABEST)]
     rows += [line(name, start) for name in (KEPT, FRESH, BOTH) for start in what.starts]
     rows += [line(name, what.middle) for name in (BOLD, TWICE)]
-    title = f"Test accuracy (%) after {what.rounds} rounds, {show.seeds(what.seeds)}, by random rows"
-    return Table(title, ("clients", *map(show.share, what.shares)), rows)
+    columns = ("clients", *map(show.share, what.shares))
+    return SAID.table("accuracy", rows, columns, what=what, seeds=show.seeds(what.seeds))
 
 
 def _rate_table(found: Found) -> Table:
@@ -287,7 +231,7 @@ def _rate_table(found: Found) -> Table:
         for rate in rates
     ]
     columns = ("clients", "rate", *map(show.share, found.what.shares))
-    return Table("Constant rates: test accuracy (%), one seed, by random rows", columns, rows)
+    return SAID.table("rates", rows, columns)
 
 
 def _client_rates_table(found: Found) -> Table:
@@ -302,7 +246,7 @@ def _client_rates_table(found: Found) -> Table:
     ]
     rows.append(("SGD's best rate", "", *(f"{found.best(SGD, share):.2g}" for share in shares)))
     columns = ("clients", "from", *map(show.share, shares))
-    return Table("The clients' own rates at the end, least / median / largest, by random rows", columns, rows)
+    return SAID.table("client_rates", rows, columns)
 
 
 def _notes(found: Found, quick: bool) -> list[str]:
@@ -314,34 +258,24 @@ def _notes(found: Found, quick: bool) -> list[str]:
     trained = [
         run for (name, _, _), runs in found.results.items() for run in runs[name in (BEST_SGD, BEST_ADAM) :]
     ]
-    minutes = sum(result["seconds"] for result in trained) / 60
     edges = {
         f"{name} at {show.share(share)}"
         for share in what.shares
         for name, rates in what.grids.items()
         if found.best(name, share) in (rates[0], rates[-1])
     }
-    return show.said(
-        f"{show.PAPER_HAS_CURVES}'Hardly depends' is read "
-        f"as within {100 * INSENSITIVE:g} points over initial rates from {min(what.starts):g} to "
-        f"{max(what.starts):g}, 'poor' as more than so much behind.",
-        f"{what.data}, {rows:,} rows, {CLIENTS} clients of two classes each, {one['parameters']:,} parameters; "
-        f"batches of {what.batch}, about {batches:,} of each client between aggregations, one local epoch; all "
-        "clients in every round. ADADP takes two batches for a step, so half as many steps: equal work.",
-        f"ADADP: tolerance {TOLERANCE:g}, steps of a larger error taken back, as in the paper, which does not say "
-        "whether rates outlive a round: both are shown. Nor does it say whether the E steps of a round take one batch "
-        "or two: with two local epochs they take two, and the work is twice that of SGD. Where one initial rate "
-        f"is shown, it is the middle one, {what.middle:g}.",
-        f"An accuracy is the mean of the last {LAST} evaluations, {what.rounds // what.evaluations} round(s) "
-        "apart. The rates of SGD and Adam are chosen by it on test rows, for each share of random rows; ADADP's are "
-        f"not chosen. AdaBest has mu {MU:g} and beta {BETA:g}, not tuned.",
-        f"{len(trained)} trainings, {minutes:.0f} minutes of one core in all.",
-        show.at_the_edge(sorted(edges)),
-        quick
-        and f"Cut by --quick: {what.data} and a network of one hidden layer instead of CIFAR-10 and the paper's "
-        f"convolutions; {rows:,} rows instead of 50,000, so {batches:,} batches a round instead of 1,000; "
-        f"{what.rounds} rounds instead of {FULL.rounds}; one seed instead of {FULL.seeds}. The claims are "
-        "looked at early in training, on an easier task.",
+    return SAID.notes(
+        what=what,
+        one=one,
+        rows=rows,
+        batches=batches,
+        points=100 * INSENSITIVE,
+        highest=what.starts[-1],
+        apart=what.rounds // what.evaluations,
+        count=len(trained),
+        minutes=sum(result["seconds"] for result in trained) / 60,
+        edges=", ".join(sorted(edges)),
+        quick=quick,
     )
 
 

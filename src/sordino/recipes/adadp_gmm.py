@@ -13,20 +13,19 @@ from __future__ import annotations
 import math
 from functools import partial
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
+from matplotlib.figure import Figure
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sordino.privacy import show_epsilon
 from sordino.recipes import show
 from sordino.recipes.frame import Contestant, Report, Result, Run, Study, Table, recipe, results_of
+from sordino.recipes.paper import Published
 from sordino.recipes.trainings import central
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 POINTS, TEST_POINTS = 2000, 100
 CENTRES = ((0.0, 0.0), (2.0, 2.0), (-2.0, -2.0), (-2.0, 2.0), (2.0, -2.0))
@@ -40,11 +39,9 @@ DRAWS = 4
 PRIOR_SHAPE, PRIOR_SCALE = 10.0, 0.1  # of the variances, inverse gamma
 BATCH, BATCHES = 6, 1000
 SIGMA, DELTA = 1.2, 1e-6
-TRUE_LOG_LIKELIHOOD = {"train": -3.675960, "test": -3.675666}  # mean, under the true parameters
-STARTS = {
-    "zeros": "all 38 parameters 0, as in DPVI",
-    "scattered": "centres drawn from their prior, all standard deviations exp(-2)",
-}
+SAID = Published(__name__)
+TRUE_LOG_LIKELIHOOD: dict[str, float] = SAID["true_log_likelihood"]
+STARTS: dict[str, str] = SAID["starts"]
 
 
 # Data ---------------------------------------------------------------------------------------------------
@@ -240,8 +237,7 @@ def _table(start: str, results: Results, seeds: int) -> Table:
             )
         )
     rows.append(("true parameters", f"{TRUE_LOG_LIKELIHOOD['test']:.3f}", "", ""))
-    title = f"Test log-likelihood per point after {BATCHES} batches, mean of {seeds} seeds; start: {STARTS[start]}"
-    return Table(title, ("method", "log-likelihood", "lowest to highest", "rate at the end"), rows)
+    return SAID.table("likelihood", rows, seeds=seeds, start=STARTS[start])
 
 
 def _values(runs: list[Result]) -> list[float]:
@@ -253,29 +249,16 @@ def _notes(results: Results, epsilon: float, quick: bool) -> list[str]:
         name: fmean(v) for (start, name), r in results.items() if start == "scattered" and (v := _values(r))
     }
     fixed = {name: value for name, value in means.items() if name.startswith("DP-SGD")}
-    reached = ""
-    if _RULE in means and fixed:
-        better = sum(means[_RULE] > value for value in fixed.values())
-        best = max(fixed, key=lambda name: fixed[name])
-        reached = (
-            f"From the scattered start ADADP with the tolerance of the plan reaches {means[_RULE]:.3f}, more than "
-            f"{better} of the {len(fixed)} fixed rates; the best of them ({best}) reaches {fixed[best]:.3f}."
-        )
-    return show.said(
-        "The settings of ADADP's own experiment are not known: these follow DPVI, with ADADP's noise multiplier "
-        f"{SIGMA:g} and delta {DELTA:g}; other than there, noise is C sigma and not 2 C sigma (zero-out, not "
-        "substitution), batches are Poisson samples, and each point has Monte-Carlo draws of its own. "
-        "Log-likelihoods are taken at the variational means. ADADP's figure survives only as a caption, so there "
-        "are no numbers to stand beside ours.",
-        f"Each private run is ({show_epsilon(epsilon, 3)}, {DELTA:g})-DP for a point, with Poisson sampling at "
-        f"{BATCH / POINTS:g}; the runs are seeded, which voids it. Looking for the best of several rates or "
-        "tolerances on the test points is not part of that epsilon.",
-        "From zeros all components start alike, and what breaks the tie is noise: in so few batches most runs rest "
-        "where all five are one broad Gaussian. The scattered start is drawn without a look at the data.",
-        reached,
-        quick
-        and "Cut by --quick: 3 seeds instead of 10, fewer tolerances and rates, and from zeros only four methods. "
-        "The spread over three seeds is as large as most differences between the methods.",
+    best = max(fixed, key=lambda name: fixed[name], default="")
+    return SAID.notes(
+        epsilon=show_epsilon(epsilon, 3),
+        sampled=BATCH / POINTS,
+        reached=means.get(_RULE) if fixed else None,
+        better=sum(means.get(_RULE, -math.inf) > value for value in fixed.values()),
+        count=len(fixed),
+        best=best,
+        highest=fixed.get(best),
+        quick=quick,
     )
 
 

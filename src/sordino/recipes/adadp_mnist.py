@@ -9,15 +9,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from statistics import fmean
-from typing import TYPE_CHECKING
 
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from sordino.privacy import show_epsilon
 from sordino.recipes import show
 from sordino.recipes.frame import Contestant, Job, Report, Result, Run, Study, Table, recipe, results_of
+from sordino.recipes.paper import Published
 from sordino.recipes.trainings import train_named
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 BATCH = 200
 DELTA = 1e-5
@@ -25,15 +25,9 @@ THRESHOLD = 1.0  # C of all methods: the paper has none, its code 10, which clip
 PAPER_TOLERANCE = 1.0
 TUNED_AT = 2.0  # the sigma at which DP-SGD's rate is tuned
 
-# Published, or following from what was. Epsilon by the moments accountant with orders up to 32, for 100 epochs.
-MOMENTS_EPSILON = {2.0: 1.5361, 4.0: 0.7169, 6.0: 0.5152, 8.0: 0.4465}
-WITHOUT_NOISE = 0.96  # "around 96 %"
-CLAIMS = {
-    "best": "ADADP, untuned, is competitive with DP-Adam at its best rate",
-    "second": "ADADP is better than DP-Adam at its second-best rate",
-    "sgd": "ADADP is better than DP-SGD with the rate tuned at sigma 2",
-    "clean": "Without noise (sigma 0) the network reaches about 96 %",
-}
+SAID = Published(__name__)
+MOMENTS_EPSILON = {float(sigma): epsilon for sigma, epsilon in SAID["moments_epsilon"].items()}
+WITHOUT_NOISE: float = SAID["without_noise"]
 COMPETITIVE = 0.01  # our reading of "competitive": at most one percentage point below
 ABOUT = 0.01  # and of "about"
 
@@ -49,8 +43,7 @@ class Protocol:
     evaluations: int
 
 
-FULL = Protocol(100, 50, (2.0, 4.0, 6.0, 8.0), show.spaced(-4.5, -2, 6, 4), show.spaced(-2, 0.5, 6, 4), 3, 20)
-QUICK = Protocol(5, 2.5, (2.0, 8.0), show.spaced(-3.5, -2.5, 3, 4), show.spaced(-1, 0, 3, 4), 1, 10)
+FULL, QUICK = Protocol(**SAID["full"]), Protocol(**SAID["quick"])
 
 # The curves, by what is compared. ADADP stops to adapt halfway in the comparison with Adam, and never in the other.
 FROZEN, FROZEN_RULE = "ADADP, tol 1, frozen", "ADADP, tol of the plan, frozen"
@@ -72,19 +65,12 @@ class Found:
         return show.mean_accuracy(self.results[name, sigma])
 
     def rates(self, sigma: float) -> dict[str, float]:
-        return _tuned(self.grids, sigma)
+        adam, sgd = self.grids["dp-adam", sigma], self.grids["dp-sgd", TUNED_AT]
+        best, second, *_ = sorted(adam, key=lambda rate: adam[rate], reverse=True)
+        return {BEST: best, SECOND: second, CARRIED: show.best(sgd)}
 
 
-def _tuned(grids: Grids, sigma: float) -> dict[str, float]:
-    adam, sgd = grids["dp-adam", sigma], grids["dp-sgd", TUNED_AT]
-    best, second, *_ = sorted(adam, key=lambda rate: adam[rate], reverse=True)
-    return {BEST: best, SECOND: second, CARRIED: show.best(sgd)}
-
-
-@recipe(
-    "adadp-mnist",
-    "5 epochs instead of 100, sigma 2 and 8 only, grids of three rates, one seed instead of three",
-)
+@recipe("adadp-mnist", SAID["cut"])
 def compare(run: Run, quick: bool) -> Report:
     """The grids first, for the rates of Adam and SGD; then what is compared, with every seed."""
     what = QUICK if quick else FULL
@@ -94,7 +80,7 @@ def compare(run: Run, quick: bool) -> Report:
     grids: Grids = {}
     for (method, sigma, rate), (result,) in results_of(run, jobs).items():
         grids.setdefault((method, sigma), {})[rate] = result["accuracy"]
-    found = Found(what, grids, results_of(run, _compared(what, grids)))
+    found = Found(what, grids, results_of(run, _compared(Found(what, grids, {}))))
     return Report(
         [_claims_table(found), _accuracy_table(found), _adam_table(found), _sgd_table(found)],
         _notes(found, quick),
@@ -104,23 +90,21 @@ def compare(run: Run, quick: bool) -> Report:
     )
 
 
-def _compared(what: Protocol, grids: Grids) -> dict[tuple[str, float], list[Job]]:
+def _compared(grid: Found) -> dict[tuple[str, float], list[Job]]:
+    what = grid.what
     ours = {
         FROZEN: _adadp(PAPER_TOLERANCE, what.freeze_after),
         FROZEN_RULE: _adadp(None, what.freeze_after),
         PLAIN: _adadp(PAPER_TOLERANCE, None),
         PLAIN_RULE: _adadp(None, None),
     }
-    at = {
-        (name, sigma): who for sigma in what.sigmas for name, who in (ours | _fixed_at(grids, sigma)).items()
-    }
+    methods = {BEST: "dp-adam", SECOND: "dp-adam", CARRIED: "dp-sgd"}
+    at: dict[tuple[str, float], Contestant] = {}
+    for sigma in what.sigmas:
+        tuned = {name: _fixed(methods[name], rate) for name, rate in grid.rates(sigma).items()}
+        at |= {(name, sigma): who for name, who in (ours | tuned).items()}
     at |= {(name, 0.0): ours[name] for name in (PLAIN, PLAIN_RULE)}
     return {(name, sigma): _jobs(what, who, sigma, what.seeds) for (name, sigma), who in at.items()}
-
-
-def _fixed_at(grids: Grids, sigma: float) -> dict[str, Contestant]:
-    methods = {BEST: "dp-adam", SECOND: "dp-adam", CARRIED: "dp-sgd"}
-    return {name: _fixed(methods[name], rate) for name, rate in _tuned(grids, sigma).items()}
 
 
 def _adadp(tol: float | None, freeze_after: float | None) -> Contestant:
@@ -151,19 +135,17 @@ def _claims_table(found: Found) -> Table:
         ("second", SECOND, sigmas, 0.0, (FROZEN, FROZEN_RULE)),
         ("sgd", CARRIED, higher, 0.0, (PLAIN, PLAIN_RULE)),
     )
-    rows = []
+    rows, claims = [], SAID["claims"]
     for claim, rival, where, least, ours in readings:
         cells = []
         for name in ours:
             gaps = {sigma: found.accuracy(name, sigma) - found.accuracy(rival, sigma) for sigma in where}
             held = [gap >= least if least < 0 else gap > 0 for gap in gaps.values()]
-            cells.append(
-                show.judged(held, ", ".join(f"{100 * gap:+.1f} at {s:g}" for s, gap in gaps.items()))
-            )
-        rows.append((CLAIMS[claim], *cells))
-    rows.append((CLAIMS["clean"], *(_about(found.accuracy(name, 0.0)) for name in (PLAIN, PLAIN_RULE))))
-    columns = ("the paper's claim", "with tol 1, as published", "with the tol of the plan")
-    return Table("Do our runs support the claims? In points of accuracy, by sigma", columns, rows)
+            shown = ", ".join(f"{100 * gap:+.1f} at {sigma:g}" for sigma, gap in gaps.items())
+            cells.append(show.judged(held, shown))
+        rows.append((claims[claim], *cells))
+    rows.append((claims["clean"], *(_about(found.accuracy(name, 0.0)) for name in (PLAIN, PLAIN_RULE))))
+    return SAID.table("claims", rows)
 
 
 def _about(value: float) -> str:
@@ -177,20 +159,14 @@ def _accuracy_table(found: Found) -> Table:
         return f"{show.percent(found.accuracy(name, sigma))} %" + ("" if rate is None else f" ({rate:.2g})")
 
     ours = (FROZEN, FROZEN_RULE, PLAIN, PLAIN_RULE)
-    rows = [
-        {
-            "sigma": f"{sigma:g}",
-            "epsilon": _epsilon(found.results[PLAIN, sigma]),
-            "epsilon, moments accountant, 100 epochs": f"{MOMENTS_EPSILON[sigma]:.4f}",
-            **{name: cell(name, sigma) for name in (*ours, BEST, SECOND, CARRIED)},
-        }
-        for sigma in found.what.sigmas
-    ]
-    clean = {name: cell(name, 0.0) for name in (PLAIN, PLAIN_RULE)}
-    rows.append({"sigma": "0", "epsilon": "inf", "epsilon, moments accountant, 100 epochs": "inf", **clean})
-    seeds = show.seeds(found.what.seeds)
-    title = f"Test accuracy after {found.what.epochs:g} epochs, {seeds}; rates in brackets; delta {DELTA:g}"
-    return Table.of(title, rows)
+    rows = []
+    for sigma in found.what.sigmas:
+        spent = max(float(result["epsilon"]) for result in found.results[PLAIN, sigma])
+        cells = [cell(name, sigma) for name in (*ours, BEST, SECOND, CARRIED)]
+        rows.append((f"{sigma:g}", show_epsilon(spent, 4), f"{MOMENTS_EPSILON[sigma]:.4f}", *cells))
+    rows.append(("0", "inf", "inf", "", "", *(cell(name, 0.0) for name in (PLAIN, PLAIN_RULE)), "", "", ""))
+    columns = ("sigma", "epsilon", "epsilon, moments accountant, 100 epochs", *ours, BEST, SECOND, CARRIED)
+    return SAID.table("accuracy", rows, columns, found=found, seeds=show.seeds(found.what.seeds))
 
 
 def _adam_table(found: Found) -> Table:
@@ -199,7 +175,7 @@ def _adam_table(found: Found) -> Table:
         {"rate": f"{rate:.3g}", **{name: f"{show.percent(grid[rate])} %" for name, grid in grids.items()}}
         for rate in found.what.adam_rates
     ]
-    return Table.of("DP-Adam's grid: test accuracy, one seed", rows)
+    return SAID.table("adam", rows)
 
 
 def _sgd_table(found: Found) -> Table:
@@ -207,14 +183,7 @@ def _sgd_table(found: Found) -> Table:
         (f"{rate:.3g}", f"{rate / BATCH:.3g}", f"{show.percent(accuracy)} %")
         for rate, accuracy in found.grids["dp-sgd", TUNED_AT].items()
     ]
-    columns = ("rate", "the same for sums", "accuracy")
-    return Table(f"DP-SGD's grid at sigma {TUNED_AT:g}: test accuracy, one seed", columns, rows)
-
-
-def _epsilon(runs: Sequence[Result]) -> str:
-    from sordino.privacy import show_epsilon
-
-    return show_epsilon(max(float(run["epsilon"]) for run in runs), 4)
+    return SAID.table("sgd", rows)
 
 
 def _notes(found: Found, quick: bool) -> list[str]:
@@ -223,29 +192,12 @@ def _notes(found: Found, quick: bool) -> list[str]:
         how: found.results[name, what.sigmas[0]][0]["history"][-1].get("tolerance")
         for name, how in ((FROZEN_RULE, "frozen"), (PLAIN_RULE, "not frozen"))
     }
-    shown = ", ".join(f"{value:.3g} ({how})" for how, value in ends.items() if value is not None)
+    tolerance = ", ".join(f"{value:.3g} ({how})" for how, value in ends.items() if value is not None)
     ends_of = (what.adam_rates[0], what.adam_rates[-1])
     edges = [f"DP-Adam at sigma {sigma:g}" for sigma in what.sigmas if found.rates(sigma)[BEST] in ends_of]
     if found.rates(what.sigmas[0])[CARRIED] in (what.sgd_rates[0], what.sgd_rates[-1]):
         edges.append("DP-SGD")
-    return show.said(
-        f"{show.PAPER_HAS_CURVES}'Competitive' and 'about' are read as within one percentage point.",
-        "Batches are Poisson samples and epsilon is theirs (each run on its own, seeded, which voids it). The paper "
-        "shuffles and accounts as if it sampled; its epsilon by the moments accountant is for 100 epochs.",
-        "The rates of DP-Adam and DP-SGD are chosen by test accuracy, as in the paper; neither epsilon pays for that.",
-        f"The clipping threshold is {THRESHOLD:g} for all methods and fixed. The paper does not state its own; its "
-        "code has 10. Ours is a choice made after a look at results: adadp-thresholds compares some.",
-        f"ADADP starts at rate 0.1 for means over the batch. Frozen: adapts for {what.freeze_after:g} epochs, then "
-        "plain steps, the rate falling as 1/(1 + 0.1 k) over the k-th epoch from there.",
-        bool(shown)
-        and f"The tolerance of the plan, 1.4 size sqrt(d / T), was {shown}; without noise it is 0.1, the paper's "
-        "for runs without privacy.",
-        show.at_the_edge(edges),
-        quick
-        and f"Cut by --quick: {what.epochs:g} epochs instead of {FULL.epochs:g}, frozen after "
-        f"{what.freeze_after:g} instead of {FULL.freeze_after:g}; sigma 2 and 8 only; grids of three rates; "
-        "one seed instead of three. So the claims are looked at early in training, where the paper says little.",
-    )
+    return SAID.notes(what=what, tolerance=tolerance, edges=", ".join(edges), quick=quick)
 
 
 # The figure ---------------------------------------------------------------------------------------------
@@ -282,8 +234,6 @@ def _curve(runs: Sequence[Result]) -> tuple[list[float], list[float]]:
 
 
 def _epsilons_above(axes: Axes, scored: Sequence[Result]) -> None:
-    from sordino.privacy import show_epsilon
-
     chosen = scored[-1 :: -max(1, len(scored) // 4)]
     shown = [show_epsilon(float(line["epsilon"]), 2) for line in chosen]
     top = axes.secondary_xaxis("top")

@@ -6,33 +6,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from statistics import fmean
-from typing import TYPE_CHECKING
+from typing import Any
 
-from sordino.recipes import show
-from sordino.recipes.frame import Contestant, Job, Report, Result, Run, Table, check_spent, recipe, results_of
+from matplotlib.figure import Figure
+
+import sordino.privacy
+from sordino.data import Poisson, Shuffled
+from sordino.methods import Method, method_named
+from sordino.noise import Releases, Tree
+from sordino.noise.tree import noise_of_sums
+from sordino.privacy import Budget, price, show_epsilon
+from sordino.privacy.loss_distribution import squared_mu
+from sordino.recipes import frame, show
+from sordino.recipes.frame import Contestant, Job, Report, Result, Run, Study, Table, recipe, results_of
+from sordino.recipes.paper import Published
 from sordino.recipes.trainings import count_rows, missing, train_named
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-    from sordino.methods import Method
-    from sordino.noise import Releases
-
-# torch is imported inside functions, so that a list of the recipes is quick.
-
-_PAPER = {"restart_every": 1, "completion": False}
-_VANILLA = {"efficient": False, **_PAPER}
-_PLAIN, _HEAVY = (0.5, 1.0), (0.05, 0.1)  # rates, without and with momentum 0.9
-CONTESTANTS = (
-    Contestant("FTRL, vanilla tree", "dp-ftrl", {"momentum": 0.0, **_VANILLA}, _PLAIN),
-    Contestant("FTRLM, vanilla tree", "dp-ftrl", _VANILLA, _HEAVY),
-    Contestant("FTRL, efficient tree", "dp-ftrl", {"momentum": 0.0, **_PAPER}, _PLAIN),
-    Contestant("FTRLM, efficient tree", "dp-ftrl", _PAPER, _HEAVY),
-    Contestant("FTRLM, our planned trees", "dp-ftrl", {}, _HEAVY),
-    Contestant("DP-SGD, amplified", "dp-sgd", {}, _PLAIN),
-    Contestant("DP-SGDM, amplified", "dp-sgd", {"momentum": 0.9}, _HEAVY),
-    Contestant("DP-SGD, unamplified", "dp-sgd", {}, (0.1, 0.2), "shuffled"),
-)
+SAID = Published(__name__)
+CONTESTANTS = SAID.contestants("contestants")
 _ONE_OF_EACH = [CONTESTANTS[i] for i in (3, 4, 5, 7)]
 _FEW = tuple(_ONE_OF_EACH[:3])
 
@@ -60,9 +51,6 @@ class Protocol:
 
     def plan(self, who: Contestant) -> tuple[Method, Releases, int]:
         """The method with its trees settled, its releases, and how many they are."""
-        from sordino.data import Poisson, Shuffled
-        from sordino.methods import method_named
-
         rows = self.rows()
         method = method_named(who.method, who.settings)
         poisson = method.noise.independent and who.sampling is None
@@ -73,32 +61,18 @@ class Protocol:
         return replace(method, noise=noise), noise.over(noise.dealt(how, rows), rows, steps), steps
 
     def noise(self, who: Contestant, epsilon: float) -> float:
-        from sordino.privacy import Budget, noise_for
-
         _, releases, steps = self.plan(who)
-        return noise_for(Budget(epsilon, self.delta), lambda z: releases.cost(steps, z, ()))
+        return sordino.privacy.noise_for(Budget(epsilon, self.delta), lambda z: releases.cost(steps, z, ()))
 
     def job(self, who: Contestant, epsilon: float, rate: float, seed: int, epochs: float) -> Job:
-        from sordino.noise import Tree
-
         noise = self.plan(who)[0].noise
         planned = {"restart_every": noise.restart_every} if isinstance(noise, Tree) else {}
-        settings = {
-            "data": self.data,
-            "model": self.model,
-            "method": who.method,
-            "settings": {**who.settings, "learning_rate": rate, **planned},
-            "epochs": epochs,
-            "batch_size": self.batch_size,
-            "seed": seed,
-            "noise_multiplier": self.noise(who, epsilon),
-            "delta": self.delta,
-            "sampling": who.sampling,
-            "evaluations": max(1, round(epochs)),
-            "rows": self.rows(),
-        }
+        chosen = replace(who, settings={**who.settings, "learning_rate": rate, **planned})
+        data = {"data": self.data, "model": self.model, "rows": self.rows()}
+        plan = {"epochs": epochs, "batch_size": self.batch_size, "evaluations": max(1, round(epochs))}
+        spent = {"noise_multiplier": self.noise(who, epsilon), "delta": self.delta, "sampling": who.sampling}
         name = f"{who.label} eps={epsilon:g} rate={rate:g} seed={seed} epochs={epochs:g}"
-        return Job(name, train_named, settings)
+        return Study(train_named, {**data, **plan, **spent}).job(name, chosen, seed=seed)
 
 
 def last_five(result: Result) -> float:
@@ -139,16 +113,12 @@ def _trained(run: Run, what: Protocol) -> tuple[Table, Found]:
     rows = []
     for (label, epsilon), results in found.items():
         for result in results:
-            check_spent(label, result, epsilon)
+            frame.check_spent(label, result, epsilon)
         rate, tried = rates[epsilon][label]
         scores = f"{show.spread([last_five(result) for result in results])} | {show.accuracy(results)}"
         noise = results[0]["noise_multiplier"]
         rows.append(f"{epsilon:g} | {label} | {noise:.3f} | {rate:g} | {scores} | {tried}")
-    batches = f"batches of {what.batch_size}, {what.epochs:g} epochs (test accuracy, %)"
-    columns = (
-        "epsilon | method | noise multiplier | rate | last five epochs | at the end | tuning: rate: accuracy"
-    )
-    return Table.written(f"{what.data}, {what.model}, {batches}", columns, rows), found
+    return SAID.table("accuracy", rows, what=what), found
 
 
 # What noise the same epsilon buys ---------------------------------------------------------------------------------
@@ -157,10 +127,6 @@ def _trained(run: Run, what: Protocol) -> tuple[Table, Found]:
 def noise_in_sums(what: Protocol, who: Contestant, epsilon: float) -> float:
     """The standard deviation of the noise in the running sum of mean gradients, root mean square over the steps, in
     units of the threshold: what FTRL's and SGD's iterates hold of it, times the rate."""
-    from sordino.noise import Tree
-    from sordino.noise.tree import noise_of_sums
-    from sordino.privacy.loss_distribution import squared_mu
-
     method, releases, steps = what.plan(who)
     z = what.noise(who, epsilon)
     if isinstance(method.noise, Tree):
@@ -184,34 +150,17 @@ def crossing(epsilons: Sequence[float], tree: Sequence[float], sgd: Sequence[flo
 
 def _noise_table(what: Protocol) -> Table:
     epsilons = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
-    # The noise of the sum does not depend on momentum: one of each kind.
-    kinds = (
-        Contestant("independent, amplified", "dp-sgd"),
-        Contestant("independent, unamplified", "dp-sgd", sampling="shuffled"),
-        Contestant("vanilla tree, restart every epoch", "dp-ftrl", _VANILLA),
-        Contestant("efficient tree, restart every epoch", "dp-ftrl", _PAPER),
-        Contestant("our planned trees", "dp-ftrl"),
-    )
+    kinds = SAID.contestants("kinds")
     noise = {who.label: [noise_in_sums(what, who, e) for e in epsilons] for who in kinds}
     amplified = noise[kinds[0].label]
-    rows = [
-        (
-            name,
-            *(f"{value:.4f}" for value in of),
-            "" if of is amplified else crossing(epsilons, of, amplified),
-        )
-        for name, of in noise.items()
-    ]
+    less = {name: "" if of is amplified else crossing(epsilons, of, amplified) for name, of in noise.items()}
+    rows = [(name, *(f"{value:.4f}" for value in of), less[name]) for name, of in noise.items()]
     columns = ("noise", *(f"eps {e:g}" for e in epsilons), "less than amplified from epsilon")
-    return Table(
-        "Noise in the running sum of gradients at equal true epsilon (std, in thresholds)", columns, rows
-    )
+    return SAID.table("noise", rows, columns)
 
 
 def _batch_table(what: Protocol) -> Table:
     """Noise, batch and epochs scaled together: the same trajectory in expectation, at another epsilon."""
-    from sordino.privacy import price, show_epsilon
-
     rows = []
     for factor in (0.5, 1, 2, 4, 8):
         batch, epochs = round(what.batch_size * factor), max(1, round(what.epochs * factor))
@@ -221,28 +170,22 @@ def _batch_table(what: Protocol) -> Table:
             event = releases.cost(steps, what.noise(who, 8.0) * factor, ())
             cells[who.label] = show_epsilon(price(event, what.delta).epsilon, 2)
         rows.append({"batch": batch, "epochs": epochs, **cells})
-    title = "Epsilon when noise, batch and epochs grow together (same steps and noise; planned trees are planned anew)"
-    return Table.of(title, rows)
+    return SAID.table("batches", rows)
 
 
-def _report(run: Run, what: Protocol, notes: Sequence[str]) -> Report:
+def _report(run: Run, what: Protocol, **also: Any) -> Report:
     table, found = _trained(run, what)
-    said = [
-        f"n = {what.rows():,}, delta {what.delta:g}; seeds per epsilon: "
-        + ", ".join(f"{len(seeds)} at {epsilon:g}" for epsilon, seeds in what.seeds.items())
-        + " (seeds void epsilon). Epsilons are true: exact participation, a restart every epoch unless planned",
-        "rates were chosen on test rows and the tuning is not charged"
-        + (
-            f"; at epsilon {next(iter(what.seeds)):g} each was tried for {what.tuning} epochs with the noise of the "
-            "whole plan, the lowest within a point of the best was taken, and at other epsilons it is halved"
-            if what.tuning
-            else ""
-        ),
-        *notes,
-    ]
-    return Report(
-        [table, _noise_table(what), _batch_table(what)], said, partial(_draw, what=what, found=found)
+    notes = SAID.notes(
+        what=what,
+        rows=what.rows(),
+        seeds=", ".join(f"{len(seeds)} at {epsilon:g}" for epsilon, seeds in what.seeds.items()),
+        first=next(iter(what.seeds)),
+        tuned=bool(what.tuning),
+        untuned=not what.tuning,
+        **{"published": False, "short": False, "why": "", **also},
     )
+    tables = [table, _noise_table(what), _batch_table(what)]
+    return Report(tables, notes, partial(_draw, what=what, found=found))
 
 
 def _draw(figure: Figure, what: Protocol, found: Found) -> None:
@@ -265,28 +208,18 @@ EMNIST = Protocol("emnist-bymerge", "cnn", 500, 50, 1e-6, {8.0: (1,), 3.0: (1,)}
 @recipe("dp-ftrl-mnist", "two epochs at epsilon 8, one seed, rates not tuned")
 def mnist(run: Run, quick: bool) -> Report:
     what = replace(MNIST, epochs=2, seeds={8.0: (1,)}, tuning=None) if quick else MNIST
-    note = (
-        "the paper (table 6) has no accuracies in print; its figures claim: momentum beats none, efficient beats "
-        "vanilla, amplified DP-SGD wins at small and FTRLM at large epsilon. Its epsilons are too small (see "
-        "dp-ftrl-epsilons)"
-    )
-    return _report(run, what, [note])
+    return _report(run, what, published=True)
 
 
 @recipe("dp-ftrl-cifar10", "a fifth of an epoch of three methods at epsilon 16, rates not tuned")
 def cifar(run: Run, quick: bool) -> Report:
-    if not quick:
-        return _report(run, CIFAR, [])
-    what = replace(CIFAR, epochs=0.2, seeds={16.0: (1,)}, tuning=None, contestants=_FEW)
-    return _report(run, what, ["quick is a check that it runs: a fifth of an epoch says nothing"])
+    less = replace(CIFAR, epochs=0.2, seeds={16.0: (1,)}, tuning=None, contestants=_FEW)
+    return _report(run, less if quick else CIFAR, short=quick)
 
 
 @recipe("dp-ftrl-emnist", "two epochs of three methods at epsilon 8, rates not tuned")
 def emnist(run: Run, quick: bool) -> Report:
-    what, note, why = EMNIST, "", missing(EMNIST.data)
-    if why:
-        what = replace(what, data="fashion-mnist", delta=1e-5)
-        note = f"EMNIST is not here ({why}); ran on Fashion-MNIST instead: the same shapes, 10 classes for 47"
-    if quick:
-        what = replace(what, epochs=2, seeds={8.0: (1,)}, tuning=None, contestants=_FEW)
-    return _report(run, what, show.said(note))
+    why = missing(EMNIST.data)
+    what = replace(EMNIST, data="fashion-mnist", delta=1e-5) if why else EMNIST
+    less = replace(what, epochs=2, seeds={8.0: (1,)}, tuning=None, contestants=_FEW)
+    return _report(run, less if quick else what, why=why)

@@ -8,37 +8,41 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+import sordino.privacy
+from sordino.clipping import Fixed
+from sordino.data import Loaded, Poisson, Sampling, Shuffled, load
+from sordino.data.partitions import Natural
+from sordino.data.shakespeare import with_vocabulary
+from sordino.federated.algorithms import FedAvg
+from sordino.models import next_word_accuracy, next_word_loss, next_word_lstm
+from sordino.noise import Gaussian, Mechanism, Tree
+from sordino.noise.tree import noise_of_sums
+from sordino.privacy import Budget, gaussian, poisson_gaussian, price, repeat, tree_plan
+from sordino.privacy.trees import fixed_order_sensitivity, trees_plan, worst_case_sensitivity
 from sordino.recipes import show
 from sordino.recipes.dp_ftrl_epsilons import CLIENTS, POISSON, ROUNDS, TABLES, TREE, Printed, as_shown, priced
 from sordino.recipes.frame import Job, Report, Result, Run, Table, check_spent, recipe, results_of
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-    from sordino.data import Loaded, Sampling
-    from sordino.noise import Mechanism
-
-# torch is imported inside functions, so that a list of the recipes is quick.
+from sordino.recipes.paper import Published
+from sordino.recipes.trainings import federated
+from sordino.steps import Ftrl, Sgd
+from sordino.vector import ParameterVector
 
 # The published runs ---------------------------------------------------------------------------------------------
 
-# What the lines of tables 3 and 4 say besides their epsilons: accuracies (%) on validation and test rows, server rate,
-# threshold. Line by line as in TABLES; the client's rate is 0.5 in all of them.
-_TRAINED = {
-    3: "19.62 20.99 3 1, 23.87 24.89 3 1, 19.95 21.12 3 1, 23.89 25.15 3 1, "
-    "16.83 18.25 3 0.3, 16.92 18.27 0.1 1, 15.04 15.46 3 0.3, 17.78 18.86 1 0.3",
-    4: "17.52 18.89 1 0.3, 20.10 21.33 0.3 1, 16.94 18.30 0.1 1, 19.01 20.22 1 0.3, 16.39 17.94 0.3 0.3, "
-    "17.34 18.49 0.1 1, 16.08 17.48 0.3 0.3, 16.45 17.60 0.1 1, 15.78 17.13 0.3 0.3, 15.43 16.52 0.3 0.3",
-}
-_TRAINED_COLUMNS = ("validation", "test", "server rate", "clip")
+SAID = Published(__name__)
 TRAINED = {
-    number: [dict(zip(_TRAINED_COLUMNS, line.split(), strict=True)) for line in lines.split(", ")]
-    for number, lines in _TRAINED.items()
+    number: [
+        dict(zip(SAID["trained.columns"], line.split(), strict=True)) for line in SAID[f"trained.{number}"]
+    ]
+    for number in (3, 4)
 }
 POPULATIONS = (CLIENTS, 1_000_000)
 # The noise multiplier for each 100 clients of a round with which a run of 100 clients reaches 24.5 %.
@@ -59,27 +63,15 @@ def worst_order(*, table: int, line: int) -> Result:
 
 def _unknown_order(noise: float, rounds: int, per_epoch: int, delta: float) -> float:
     """One tree; between two participations of a client are all other rounds of an epoch, in an order nobody knows."""
-    from sordino.privacy import price
-    from sordino.privacy.trees import trees_plan, worst_case_sensitivity
-
     square = worst_case_sensitivity(rounds, min_separation=per_epoch - 1)
     return price(trees_plan(noise, [(square, 1)]), delta).epsilon
 
 
-CURVES = {
-    "SGDM, Poisson": "--",
-    "FTRLM, one tree": "-",
-    "FTRLM, one tree, unknown order": ":",
-    "FTRLM, vanilla, one tree": "-",
-    "FTRLM, a tree an epoch, same z": "-.",
-    "FTRLM, planned trees, same noise in sums": "-",
-}
+CURVES: dict[str, str] = SAID["curves"]  # and how they are drawn
 
 
 def at_goals(*, population: int, goals: Sequence[int]) -> Result:
     """Epsilons of 1600 rounds with so many clients each, whose noise grows with them: the mean keeps its noise."""
-    from sordino.privacy import poisson_gaussian, price, repeat, tree_plan
-
     lines = []
     for goal in goals:
         per_epoch = population // goal
@@ -101,11 +93,6 @@ def at_goals(*, population: int, goals: Sequence[int]) -> Result:
 def _same_noise_in_sums(noise: float, per_epoch: int) -> float:
     """Epsilon of trees that are restarted as often as suits best, and whose running sums have on average the noise that
     those of one tree have: what a tree leaves in the sum when the next one begins is made up for by a larger z."""
-    from sordino.noise import Tree
-    from sordino.noise.tree import noise_of_sums
-    from sordino.privacy import gaussian, price
-    from sordino.privacy.trees import fixed_order_sensitivity
-
     one = Tree(restart_every=None)
     # noise_of_sums is at a price of mu = 1; one tree of node noise z has mu^2 = sensitivity / z^2.
     wanted = noise_of_sums(one, ROUNDS, per_epoch) * noise**2 / fixed_order_sensitivity(ROUNDS, per_epoch)
@@ -115,26 +102,20 @@ def _same_noise_in_sums(noise: float, per_epoch: int) -> float:
 
 
 def _printed_tables(run: Run) -> list[Table]:
-    jobs = {
-        (number, i): [Job(line.name, worst_order, {"table": number, "line": i})]
-        for number in (3, 4, 5)
-        for i, line in enumerate(TABLES[number])
-    }
-    rows: dict[int, list[dict[str, str]]] = {}
-    for (number, i), (result,) in results_of(run, jobs).items():
+    places = [(number, i) for number in (3, 4, 5) for i in range(len(TABLES[number]))]
+    jobs = [Job(TABLES[n][i].name, worst_order, {"table": n, "line": i}) for n, i in places]
+    rows: dict[int, list[dict[str, str]]] = {3: [], 4: [], 5: []}
+    for (number, i), result in zip(places, run(jobs), strict=True):
         trained = TRAINED[number][i] if number in TRAINED else {}
-        rows.setdefault(number, []).append(_printed_row(TABLES[number][i], result) | trained)
-    also = "; accuracies (%), rates and thresholds as published"
-    title = f"StackOverflow, {ROUNDS} rounds, delta {SO_DELTA:g}: epsilon printed and true"
-    return [
-        Table.of(f"Table {number}, {title}" + also * (number in TRAINED), of) for number, of in rows.items()
-    ]
+        rows[number].append(_printed_row(TABLES[number][i], result) | trained)
+    also = dict.fromkeys(TRAINED, SAID["trained.also"])
+    return [SAID.table("printed", of, number=n, also=also.get(n, "")) for n, of in rows.items()]
 
 
 def _printed_row(line: Printed, result: Result) -> dict[str, str]:
-    def shown(what: str) -> str:
-        return show.upwards(float(result[what])) if what in result else "-"
-
+    costs: dict[str, str] = SAID["costs"]  # the columns, and what they are of the result
+    sampled = {"one tree, auto": "Poisson, rdp"} if line.batches == POISSON else {}
+    cells = {name: result.get(sampled.get(cost, cost)) for name, cost in costs.items()}
     return {
         "method": line.method,
         "z": line.noise,
@@ -143,18 +124,13 @@ def _printed_row(line: Printed, result: Result) -> dict[str, str]:
         "printed": line.epsilon,
         "ours, as printed": as_shown(line, float(result["as printed"])),
         "same digits": str(result["verdict"]),
-        "one tree, exact / Poisson, rdp": shown(
-            "Poisson, rdp" if line.batches == POISSON else "one tree, auto"
-        ),
-        "a tree an epoch, exact": shown("a tree an epoch, auto"),
-        "one tree, unknown order, exact": shown("unknown order, auto"),
+        **{name: "-" if cell is None else show.upwards(float(cell)) for name, cell in cells.items()},
     }
 
 
 def _goal_table(population: int, found: Result) -> Table:
-    title = f"Epsilon against clients a round, population {population:,}: noise for 24.5 % with 100, grown with them"
     rows = [(f"{goal:,}", *(show.upwards(found[name][i]) for name in CURVES)) for i, goal in enumerate(GOALS)]
-    return Table(title, ("clients a round", *CURVES), rows)
+    return SAID.table("goals", rows, ("clients a round", *CURVES), population=population)
 
 
 # Shakespeare's roles --------------------------------------------------------------------------------------------
@@ -170,27 +146,16 @@ class Server:
     noise: str  # independent, vanilla or efficient
 
     def participation(self, clients: int, per_round: int) -> Sampling:
-        from sordino.data import Poisson, Shuffled
-
         independent = self.noise == "independent"
         return Poisson(per_round / clients) if independent else Shuffled(per_round, every=None)
 
     def mechanism(self) -> Mechanism:
-        from sordino.noise import Gaussian, Tree
-
         if self.noise == "independent":
             return Gaussian()
         return Tree(efficient=self.noise == "efficient", restart_every=None)
 
 
-SERVERS = (
-    Server("DP-SGD", "sgd", 0.0, "independent"),
-    Server("DP-SGDM", "sgd", 0.9, "independent"),
-    Server("DP-FTRL, vanilla tree", "ftrl", 0.0, "vanilla"),
-    Server("DP-FTRLM, vanilla tree", "ftrl", 0.9, "vanilla"),
-    Server("DP-FTRL, efficient tree", "ftrl", 0.0, "efficient"),
-    Server("DP-FTRLM, efficient tree", "ftrl", 0.9, "efficient"),
-)
+SERVERS = tuple(Server(**who) for who in SAID["servers"])
 OURS = SERVERS[-1]  # whose threshold is studied
 
 
@@ -250,18 +215,13 @@ class Protocol:
 
 @lru_cache(maxsize=64)
 def _noise(kind: str, clients: int, per_round: int, rounds: int, epsilon: float, delta: float) -> float:
-    from sordino.privacy import Budget, noise_for
-
     who = Server("", "", 0.0, kind)
     releases = who.mechanism().over(who.participation(clients, per_round), clients, rounds)
-    return noise_for(Budget(epsilon, delta), lambda z: releases.cost(rounds, z, ()))
+    return sordino.privacy.noise_for(Budget(epsilon, delta), lambda z: releases.cost(rounds, z, ()))
 
 
 @lru_cache(maxsize=2)
 def roles(words: int) -> Loaded:
-    from sordino.data import load
-    from sordino.data.shakespeare import with_vocabulary
-
     return with_vocabulary(load("shakespeare"), words)
 
 
@@ -285,16 +245,6 @@ def train_roles(
     **how: Any,
 ) -> Result:
     """One federated run on Shakespeare's roles: one local epoch, uniform weights, clipped and noised updates."""
-    import torch
-
-    from sordino.clipping import Fixed
-    from sordino.data.partitions import Natural
-    from sordino.federated.algorithms import FedAvg
-    from sordino.models import next_word_accuracy, next_word_loss, next_word_lstm
-    from sordino.recipes.trainings import federated
-    from sordino.steps import Ftrl, Sgd
-    from sordino.vector import ParameterVector
-
     loaded = roles(words)
     assert loaded.users is not None
     assert loaded.test is not None
@@ -404,11 +354,7 @@ def _servers_table(found: Found) -> Table:
             scores = ", ".join(f"{what.rate(who, r):g}: {show.accuracy(rs)}" for r, rs in tried.items())
             plan = f"{what.noise(who, epsilon):.3f} | {what.rate(who, rate):g}"
             rows.append(f"{epsilon:g} | {who.label} | {plan} | {show.accuracy(results)} | {scores}")
-    title = (
-        f"Shakespeare's roles, next word: {what.rounds} rounds of {what.per_round} of {what.clients:,} roles, "
-        f"threshold {what.clip:g} (accuracy on words, %)"
-    )
-    return Table.written(title, "epsilon | method | noise multiplier | server rate | accuracy | tried", rows)
+    return SAID.table("servers", rows, what=what)
 
 
 def _clips_table(found: Found) -> Table:
@@ -417,29 +363,18 @@ def _clips_table(found: Found) -> Table:
         (f"{epsilon:g}", *(show.accuracy(found.best(OURS, epsilon, clip)[1][:1]) for clip in clips))
         for epsilon in found.what.clip_epsilons
     ]
-    title = f"The threshold: {OURS.label} (accuracy on words, %, at the best of the server rates)"
-    return Table(title, ("epsilon", *(f"clip {clip:g}" for clip in clips)), rows)
+    return SAID.table("clips", rows, ("epsilon", *(f"clip {clip:g}" for clip in clips)))
 
 
 def _claims(found: Found) -> Table:
     """The paper's statements about StackOverflow, and whether they hold here."""
     _, sgd_m, vanilla, vanilla_m, efficient, efficient_m = SERVERS
-    pairs = {
-        "momentum helps FTRL": (efficient_m, efficient),
-        "momentum helps FTRL in the vanilla tree": (vanilla_m, vanilla),
-        "the efficient tree is better": (efficient_m, vanilla_m),
-        "DP-FTRLM beats DP-SGDM (published: above epsilon 2.95)": (efficient_m, sgd_m),
-    }
-    rows = [
-        {
-            "claim": claim,
-            **{
-                f"epsilon {e:g}": f"{found.score(a, e) - found.score(b, e):+.2f}" for e in found.what.epsilons
-            },
-        }
-        for claim, (a, b) in pairs.items()
-    ]
-    return Table.of("The paper's claims, here: difference of accuracies, in points", rows)
+    pairs = ((efficient_m, efficient), (vanilla_m, vanilla), (efficient_m, vanilla_m), (efficient_m, sgd_m))
+    rows = []
+    for claim, (one, other) in zip(SAID["claims"], pairs, strict=True):
+        gaps = {e: found.score(one, e) - found.score(other, e) for e in found.what.epsilons}
+        rows.append({"claim": claim, **{f"epsilon {e:g}": f"{gap:+.2f}" for e, gap in gaps.items()}})
+    return SAID.table("claims", rows)
 
 
 def _report(run: Run, what: Protocol) -> Report:
@@ -453,23 +388,9 @@ def _report(run: Run, what: Protocol) -> Report:
     found = _trained(run, what)
     tables += [_servers_table(found), _claims(found), _clips_table(found)]
     first = found.best(SERVERS[0], what.epsilons[0])[1][0]
-    notes = [
-        "published (tables 3 to 5): StackOverflow, 342,477 users, embedding of 10,004 tokens by 96, LSTM of 670, "
-        "4,050,748 parameters. It is not to be had here: we train on Shakespeare's plays, where a role is a user: "
-        f"{what.words:,} words, embedding {what.dim}, LSTM {what.hidden}, {first['parameters']:,} parameters. "
-        "Accuracies cannot be compared; what can be is who wins",
-        f"user-level privacy of {what.clients:,} roles at delta {what.delta:g}. Trees: {what.epochs:g} passes over "
-        "the roles, in an order drawn once, and one tree for all rounds; DP-SGD: Poisson samples, amplified. The "
-        "vocabulary is public (the first words of GloVe) and not counted in the plays. Seeds void epsilon",
-        "accuracy is over words of the last tenth of each role's speeches; ends of sentences and words out of the "
-        "vocabulary count neither as targets nor as guesses. Of several rates the best on these rows is shown, "
-        "and the tuning is not charged; where one was tried, it was not tuned",
-        "without noise DP-FTRL is DP-SGD but for who takes part, and both trees are one: one run stands for both",
-        f"{show.several(len(what.seeds), 'seed')}, {what.rounds} rounds: in short runs accuracy moves by a "
-        "point or two between evaluations, so smaller differences say nothing. Always guessing one word, the best, is "
-        "right in 4.8 % of the cases with a vocabulary of 1,000 words, and in 4.3 % with 2,000",
-        *_goal_notes(curves),
-    ]
+    notes = SAID.notes(
+        what=what, first=first, number=show.several(len(what.seeds), "seed"), **_of_goals(curves)
+    )
     plain = {**vars(what), "rates": {f"{epsilon:g}": rates for epsilon, rates in what.rates.items()}}
     return Report(tables, notes, partial(_draw, curves=curves, found=found), (13.0, 4.2), {"protocol": plain})
 
@@ -487,27 +408,18 @@ def crossing(tree: Sequence[float], sgd: Sequence[float]) -> str:
     return f"{found:.1f}"
 
 
-def _goal_notes(curves: Sequence[dict[str, list[float]]]) -> list[str]:
-    least = [math.floor(10 * min(curve["FTRLM, one tree"])) / 10 for curve in curves]
-    planned = [show.upwards(curve["FTRLM, planned trees, same noise in sums"][-1]) for curve in curves]
+def _of_goals(curves: Sequence[dict[str, list[float]]]) -> dict[str, Any]:
     crossings = "; ".join(
         f"{name}: " + ", ".join(crossing(curve[name], curve["SGDM, Poisson"]) for curve in curves)
         for name in CURVES
         if name.startswith("FTRLM")
     )
-    return [
-        "a fixed ratio of noise to clients keeps the noise of the mean, and so the trained model, only while the tree "
-        "stays one. Then a client below a node several times moves it as often, and more clients a round do not help "
-        f"for ever: up to {GOALS[-1]:,} clients epsilon stays above {least[0]:.1f} (population "
-        f"{POPULATIONS[0]:,}) and {least[1]:.1f} ({POPULATIONS[1]:,})",
-        "table 5 has a tree an epoch at the same z. Its epsilons are right, but every restart leaves noise in the sum "
-        "that the run of 100 clients did not have, so that run does not show what accuracy such a run has. "
-        "'Planned trees, same noise in sums' restarts as often as suits best, with z raised until the sums have the "
-        f"noise of that run: at {GOALS[-1]:,} clients epsilon {planned[0]} and {planned[1]}",
-        "epsilon above which DP-FTRLM takes fewer clients a round than DP-SGDM (published: 3.2 at a million), for both "
-        f"populations: {crossings}",
-        "'unknown order' assumes only that a client sits out all other rounds of an epoch between two participations",
-    ]
+    return {
+        "most": GOALS[-1],
+        "least": [math.floor(10 * min(curve["FTRLM, one tree"])) / 10 for curve in curves],
+        "planned": [show.upwards(curve["FTRLM, planned trees, same noise in sums"][-1]) for curve in curves],
+        "crossings": crossings,
+    }
 
 
 def _draw(figure: Figure, curves: Sequence[Result], found: Found) -> None:
@@ -542,41 +454,12 @@ def _draw_servers(axes: Axes, found: Found) -> None:
     show.dressed(axes, "Shakespeare's roles", xlabel="epsilon", ylabel="accuracy on words, %", legend=6)
 
 
-FULL = Protocol(
-    words=2000,
-    dim=96,
-    hidden=128,
-    rounds=400,
-    per_round=28,
-    max_examples=256,
-    epsilons=(math.inf, 64.0, 16.0, 4.0),
-    clip=0.3,
-    rates={math.inf: (1.0, 3.0, 10.0), 64.0: (1.0, 3.0, 10.0), 16.0: (0.3, 1.0, 3.0), 4.0: (0.1, 0.3, 1.0)},
-    clips=(0.1, 0.3, 1.0, 3.0),
-    clip_epsilons=(math.inf, 16.0),
-    seeds=(1,),
-    test_rows=7000,
-)
-QUICK = replace(
-    FULL,
-    words=1000,
-    dim=32,
-    hidden=64,
-    rounds=80,
-    per_round=14,
-    max_examples=64,
-    epsilons=(math.inf, 16.0, 4.0),
-    rates={math.inf: (10.0,), 16.0: (3.0,), 4.0: (1.0,)},
-    clips=(0.1, 0.3, 1.0),
-    clip_epsilons=(16.0,),
-    test_rows=1500,
-    evaluations=4,
+FULL, QUICK = (
+    Protocol(**of, rates={float(epsilon): rates for epsilon, rates in SAID["rates"][name].items()})
+    for name, of in (("full", SAID["full"]), ("quick", SAID["full"] | SAID["quick"]))
 )
 
 
-@recipe(
-    "dp-ftrl-federated",
-    "80 rounds of 14 roles, a small LSTM, without noise and at epsilons 16 and 4, one rate each",
-)
+@recipe("dp-ftrl-federated", SAID["cut"])
 def roles_and_epsilons(run: Run, quick: bool) -> Report:
     return _report(run, QUICK if quick else FULL)

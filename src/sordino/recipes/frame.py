@@ -61,7 +61,16 @@ def _code(module: str) -> str:
     own = sys.modules[module].__file__
     if own is not None:
         files.append(Path(own))
+    if published_file(module).exists():
+        files.append(published_file(module))
     return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
+
+
+def published_file(module: str) -> Path:
+    return Path(__file__).parent / "published" / f"{module.rpartition('.')[2]}.toml"
+
+
+Row = str | Sequence[Any] | Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -71,16 +80,16 @@ class Table:
     rows: Sequence[Sequence[Any]]
 
     @staticmethod
-    def written(title: str, columns: str, rows: Iterable[str]) -> Table:
-        """As it is read: cells between bars."""
-        return Table(title, tuple(columns.split(" | ")), [tuple(row.split(" | ")) for row in rows])
-
-    @staticmethod
-    def of(title: str, rows: Iterable[Mapping[str, Any]]) -> Table:
-        """Each row says what stands in which column; a column that it does not name stays empty."""
-        lines = list(rows)
-        columns = tuple(dict.fromkeys(column for line in lines for column in line))
-        return Table(title, columns, [tuple(line.get(column, "") for column in columns) for line in lines])
+    def of(title: str, rows: Iterable[Row], columns: str | Sequence[str] | None = None) -> Table:
+        """A row says what stands in which column, where one that it does not name stays empty; or it is its cells, or
+        these between bars, as it is read."""
+        lines = [row.split(" | ") if isinstance(row, str) else row for row in rows]
+        named = dict.fromkeys(column for line in lines for column in line) if columns is None else columns
+        heads = tuple(named.split(" | ") if isinstance(named, str) else named)
+        cells = [
+            [line.get(head, "") for head in heads] if isinstance(line, Mapping) else line for line in lines
+        ]
+        return Table(title, heads, [tuple(line) for line in cells])
 
 
 @dataclass(frozen=True)

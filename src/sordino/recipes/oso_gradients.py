@@ -10,17 +10,20 @@ import math
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
 from sordino.recipes import show
 from sordino.recipes.frame import Job, Report, Result, Run, Table, recipe
 from sordino.recipes.oso_grids import BATCH, EPOCHS, EPSILONS, INITIAL_THRESHOLD, grid_noise
+from sordino.recipes.paper import Published
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
     from torch import Tensor
 
     from sordino.gate import Gate
 
+SAID = Published(__name__)
 ROWS = 60_000
 STEPS = EPOCHS * round(ROWS / BATCH)  # 1170
 GRANULARITY = 7  # the grid of the paper's main text: Online has 7 runs
@@ -150,22 +153,12 @@ def frontier(noise_multiplier: float, points: int = 200) -> tuple[list[float], l
 # The report ---------------------------------------------------------------------------------------------
 
 
-@recipe(
-    "oso-gradients",
-    f"gradients are compared at steps {', '.join(map(str, QUICK_MOMENTS))} instead of "
-    f"{', '.join(map(str, MOMENTS))}; all the rest is the whole; about three minutes on two cores (the whole: ten)",
-)
+@recipe("oso-gradients", SAID["quick"])
 def gradients(run: Run, quick: bool) -> Report:
     noises = {epsilon: grid_noise(epsilon, GRANULARITY, STEPS, ROWS) for epsilon in EPSILONS}
-    settings = {
-        "moments": list(QUICK_MOMENTS if quick else MOMENTS),
-        "thresholds": THRESHOLDS,
-        "noise_multiplier": noises[EPSILON],
-        "learning_rate": LEARNING_RATE,
-        "realisations": REALISATIONS,
-        "batch_size": BATCH,
-        "seed": 1,
-    }
+    compared = {"moments": list(QUICK_MOMENTS if quick else MOMENTS), "thresholds": THRESHOLDS}
+    trained = {"noise_multiplier": noises[EPSILON], "learning_rate": LEARNING_RATE, "batch_size": BATCH}
+    settings = {**compared, **trained, "realisations": REALISATIONS, "seed": 1}
     (found,) = run([Job("cosines on MNIST", similarities, settings)])
     moments, rows = found["moments"], found["n"]
     return Report(
@@ -192,44 +185,27 @@ def _cosines(moments: list[Moment], rows: int, noise_multiplier: float) -> Table
     lines = []
     for moment in moments:
         best, cosine = best_threshold(moment)
-        ends = f"{moment['noised'][0]:.3f} | {moment['noised'][-1]:.3f} | {moment['clipped'][0]:.3f}"
-        sizes = f"{moment['median_norm']:.3g} | {moment['threshold']:.3g}"
-        lines.append(f"{moment['step']} | {best:.3g} | {cosine:.3f} | {ends} | {sizes}")
-    least = f"at C = {_SMALLEST:g}"
-    ends = f"{least} | at C = {_LARGEST:g} | {least}, no noise"
-    title = (
-        f"Figure 1, MNIST, n = {rows:,}: cosine of the sanitised and the true mean gradient of a batch of {BATCH}, "
-        f"noise multiplier {noise_multiplier:.4f}, mean of {REALISATIONS} realisations"
-    )
-    return Table.written(title, f"step | best C | cosine there | {ends} | median norm | OSO's C", lines)
+        lines.append({**moment, "best": best, "cosine": cosine, "last": moment["noised"][-1]})
+    return SAID.table("cosines", lines, rows=rows, noise_multiplier=noise_multiplier)
 
 
 def _multipliers(noises: dict[int, float]) -> Table:
-    rows = []
-    for epsilon, nu in noises.items():
-        of_q = noise_of_q(nu, GRADIENT_NOISE * nu)
-        rows.append(
-            f"{epsilon} | {nu:.4f} | {GRADIENT_NOISE * nu:.4f} | {of_q:.4f} | {of_q / nu:.3f} | 7.124"
-        )
-    title = (
-        f"Figure 2, n = {ROWS:,}: noise multipliers of gradient and q on the frontier of each epsilon, "
-        f"{GRANULARITY} runs of {STEPS:,} steps"
-    )
-    return Table.written(title, "eps | nu | nu_g = 1.01 nu | nu_q | nu_q / nu | published nu_q / nu", rows)
+    of_q = {nu: noise_of_q(nu, GRADIENT_NOISE * nu) for nu in noises.values()}
+    rows = [
+        {
+            "epsilon": epsilon,
+            "nu": nu,
+            "of_gradient": GRADIENT_NOISE * nu,
+            "of_q": of_q[nu],
+            "ratio": of_q[nu] / nu,
+        }
+        for epsilon, nu in noises.items()
+    ]
+    return SAID.table("multipliers", rows)
 
 
 def _notes(moments: list[Moment]) -> list[str]:
-    prominent = sum(_is_prominent(moment) for moment in moments)
-    return [
-        "The true gradient is not private, and nor is anything in figure 1: it is a study on public data. "
-        "A private run never sees a cosine; OSO follows the sign of a released product instead.",
-        "The paper says that every iteration has a fairly prominent best threshold, between clipping bias and noise. "
-        f"Here the cosine at the best C is a tenth or more above that at C = {_SMALLEST:g} and at C = {_LARGEST:g} at "
-        f"{prominent} of {len(moments)} steps.",
-        "Its figures have no printed numbers. They do not say which noise, rate or threshold trained the network: here "
-        f"it is OSO with the best rate printed for epsilon {EPSILON} (k = {GRANULARITY}), the noise of that grid "
-        "(delta 1e-5, RDP), and Poisson batches. Seeded, one run.",
-    ]
+    return SAID.notes(prominent=sum(map(_is_prominent, moments)), count=len(moments))
 
 
 def _draw(figure: Figure, moments: list[Moment], rows: int, noises: dict[int, float]) -> None:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+
+from matplotlib.figure import Figure
 
 from sordino.defaults import default_batch_size, default_epochs
+from sordino.models import default_model
+from sordino.rates.tolerance import TRAVEL
 from sordino.recipes import show
-from sordino.recipes.frame import Contestant, Report, Result, Run, Study, Table, recipe, results_of
+from sordino.recipes.frame import Contestant, Report, Result, Run, Study, recipe, results_of
+from sordino.recipes.paper import Published
 from sordino.recipes.trainings import count_rows, train_named
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
+SAID = Published(__name__)
 ADAM_RATES = (1e-4, 3e-4, 1e-3, 3e-3)
 ADAM = [Contestant(f"dp-adam {rate:g}", "dp-adam", {"learning_rate": rate}) for rate in ADAM_RATES]
 _STUDY = Study(train_named, {"epsilon": 3.0, "seed": 1})
@@ -21,8 +23,6 @@ _STUDY = Study(train_named, {"epsilon": 3.0, "seed": 1})
 @recipe("default", "digits and Adult")
 def default(run: Run, quick: bool) -> Report:
     """The default against DP-Adam."""
-    from sordino.models import default_model
-
     jobs = {}
     for data in ("digits", "adult") if quick else ("digits", "adult", "fashion-mnist", "mnist"):
         n = count_rows(data=data)["train"]
@@ -41,17 +41,8 @@ def default(run: Run, quick: bool) -> Report:
         shown = [show.percent(score) for score in (ours["accuracy"], scores[best])]
         every = " ".join(map(show.percent, scores.values()))
         rows.append((data, f"{epsilon:g}", *shown, f"{best:g}", gap, every))
-    columns = ("data", "epsilon", "default", "best DP-Adam", "its rate", "difference", "DP-Adam at each rate")
-    notes = [
-        "one run each, seed 1 (seeds void epsilon), delta 1e-5, n = 1,437, 32,561, 60,000 and 60,000 rows for digits, "
-        "Adult, Fashion-MNIST and MNIST; batch size, epochs and model are the default's for both",
-        "the constants of the default were chosen on test rows of digits, Fashion-MNIST and Adult, not of MNIST. "
-        "One digits test row is 0.28 points",
-        f"DP-Adam: threshold 1, learning rates {', '.join(f'{r:g}' for r in ADAM_RATES)}; its best is chosen on test "
-        "rows and the tuning is not charged, so its epsilon is too small by what tuning costs",
-    ]
-    title = "The default, nothing set, beside DP-Adam's best rate (accuracy, %)"
-    return Report([Table(title, columns, rows)], notes)
+    notes = SAID.notes("notes.default", rates=", ".join(f"{rate:g}" for rate in ADAM_RATES))
+    return Report([SAID.table("default", rows)], notes)
 
 
 # ADADP on the paper's MNIST network ---------------------------------------------------------------------------
@@ -75,23 +66,8 @@ def rates(run: Run, quick: bool) -> Report:
         for of, results in found.items()
     ]
     curves = {f"{method} from {rate}": found[method, rate][0] for method, rate in list(found)[:3]}
-    title = "MNIST, 334,336 parameters, epsilon 3, batches of 256, 20 epochs (accuracy, %)"
-    notes = [
-        "n = 60,000, delta 1e-5; in brackets the lowest and highest of seeds 1 to 3 (seeds void epsilon)",
-        "ADADP with nothing else set: normalised gradients, tolerance of the plan; DP-Adam with threshold 1, its "
-        "rates compared on test rows",
-    ]
     draw = partial(_paths, curves=curves, what="rate", label="learning rate")
-    return Report(
-        [Table(title, ("method", "initial rate", "accuracy", "rate at the end"), rows)], notes, draw
-    )
-
-
-_FOLLOWING: dict[str, dict[str, Any]] = {  # threshold policies for ADADP
-    "fixed (the paper)": {},
-    "online (OSO's rule)": {"online": True},
-    "quantile 0.8": {"target_quantile": 0.8},
-}
+    return Report([SAID.table("rates", rows)], SAID.notes("notes.rates"), draw)
 
 
 @recipe("adadp-thresholds", "the same")
@@ -100,7 +76,7 @@ def thresholds(run: Run, quick: bool) -> Report:
     study = _MNIST.but(method="adadp")
     jobs = {
         policy: [study.job(f"{policy} from {c:g}", settings={**settings, "threshold": c}) for c in starts]
-        for policy, settings in _FOLLOWING.items()
+        for policy, settings in SAID["following"].items()
     }
     found = results_of(run, {**jobs, "normalised": [study.job("normalised", settings={})]})
     (normalised,) = found.pop("normalised")
@@ -114,16 +90,14 @@ def thresholds(run: Run, quick: bool) -> Report:
     columns = ("threshold", *(f"from {c:g}" for c in starts), "spread", "thresholds at the end")
     moving = {name: result for name, result in curves.items() if not name.startswith("fixed")}
     return Report(
-        [Table("ADADP on MNIST from four initial thresholds (accuracy, %)", columns, rows)],
-        ["334,336 parameters, n = 60,000, epsilon 3, delta 1e-5, batches of 256, 20 epochs, seed 1"],
+        [SAID.table("thresholds", rows, columns)],
+        SAID.notes("notes.thresholds"),
         partial(_paths, curves=moving, what="threshold", label="threshold"),
     )
 
 
 @recipe("adadp-tolerance", "without MNIST")
 def tolerance(run: Run, quick: bool) -> Report:
-    from sordino.rates.tolerance import TRAVEL
-
     tasks = [("digits", 64, 40), ("digits", 256, 40), ("adult", 256, 10), ("adult", 2048, 20)]
     tasks += [] if quick else [("mnist", 256, 20), ("mnist", 1024, 20)]
     scales = (0.5, 1.0, 1.4, 2.0, 4.0)  # c in c size sqrt(d / T); the rule of the plan has 1.4
@@ -155,9 +129,7 @@ def tolerance(run: Run, quick: bool) -> Report:
         gap = f"{100 * plan['accuracy'] - max(scores):+.2f}"
         rows.append((*known, *(f"{score:.2f}" for score in scores), gap))
     columns = ("data", "d", "batch", "T", "tol of the plan", *(f"c = {c:g}" for c in scales), "plan - best")
-    title = "ADADP's accuracy (%) with tol = c size sqrt(d / T); the plan has c = 1.4"
-    notes = ["epsilon 3, delta 1e-5, normalised gradients, one run each, seed 1 (it voids epsilon)"]
-    return Report([Table(title, columns, rows)], notes)
+    return Report([SAID.table("tolerance", rows, columns)], SAID.notes("notes.tolerance"))
 
 
 def _paths(figure: Figure, curves: dict[str, Result], what: str, label: str) -> None:

@@ -5,14 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from matplotlib import colormaps
+from matplotlib.axes import Axes
 
 from sordino.recipes.frame import Result
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
-PAPER_HAS_CURVES = "The paper has curves only: there are no published accuracies to stand beside ours. "
 
 # Numbers ----------------------------------------------------------------------------------------------------------
 
@@ -133,17 +131,6 @@ def judged(held: Sequence[bool], shown: str) -> str:
     return f"{verdict(held)} ({shown})"
 
 
-def said(*notes: str | bool) -> list[str]:
-    """The notes there are: ``quick and "..."`` is none where it is not quick."""
-    return [note for note in notes if isinstance(note, str) and note]
-
-
-def at_the_edge(names: Sequence[str]) -> str:
-    """A note on grids whose best value is their first or last."""
-    beyond = "The best rate is at the edge of its grid, and a better one may lie beyond"
-    return f"{beyond}: {', '.join(names)}." if names else ""
-
-
 def crossing(at: Sequence[float], leads: Sequence[float], rising: bool) -> float | None:
     """Where ``leads`` first rises to zero, or falls below it: between two of ``at``, on a line of logarithms.
 
@@ -166,8 +153,6 @@ def log_ratios(above: Sequence[float], below: Sequence[float]) -> list[float]:
 
 def shades(palette: str, count: int, first: float, last: float) -> list[Any]:
     """So many colours of a palette, from one place on it to another."""
-    from matplotlib import colormaps
-
     steps = max(1, count - 1)
     return [colormaps[palette](first + (last - first) * i / steps) for i in range(count)]
 

@@ -320,62 +320,7 @@ def network_for(model: str, shape: Sequence[int], classes: int, seed: int) -> nn
 
     torch.manual_seed(seed)
     name, _, variant = model.partition(":")
-    if name == "fed_cnn":
-        return fed_cnn(augmented=variant == "augmented")
     if name in MODELS:
         return models.build_model(model, shape, classes)
-    network: nn.Module = adadp_cnn() if model == "adadp_cnn" else getattr(models, model)()
+    network: nn.Module = getattr(models, name)(**{variant: True} if variant else {})
     return network
-
-
-def adadp_cnn() -> nn.Module:
-    """Two convolutions of 64 channels, 3 x 3, pooled 3 x 3 with stride 2, then 1600-500-500-10: 1,093,720 parameters.
-
-    Only this pooling makes the 1600 that the paper states.
-    """
-    from torch import nn
-
-    from sordino.models import cifar_fc
-
-    first = [nn.Conv2d(3, 64, 3), nn.ReLU(), nn.MaxPool2d(3, 2)]
-    return nn.Sequential(*first, nn.Conv2d(64, 64, 3), nn.ReLU(), nn.MaxPool2d(3, 2), *cifar_fc())
-
-
-def fed_cnn(classes: int = 10, augmented: bool = False) -> nn.Sequential:
-    """For 3x32x32: 797,962 parameters with 10 classes (Acar et al., FedDyn; Varno et al., AdaBest)."""
-    from torch import nn
-
-    layers: list[nn.Module] = [_augmentation()] if augmented else []
-    layers += [nn.Conv2d(3, 64, 5), nn.ReLU(), nn.MaxPool2d(2)]
-    layers += [nn.Conv2d(64, 64, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()]
-    layers += [nn.Linear(1600, 384), nn.ReLU(), nn.Linear(384, 192), nn.ReLU(), nn.Linear(192, classes)]
-    return nn.Sequential(*layers)
-
-
-def _augmentation() -> nn.Module:
-    """In training each image is flipped with probability 1/2, and with 1/2 shifted by up to 4 pixels, zeros around."""
-    import torch
-    from torch import nn
-    from torch.nn import functional
-
-    class FlipAndCrop(nn.Module):
-        p = 0.5  # `federate` takes a module with such an attribute for one that draws randomness, as dropout has it
-        pad = 4
-
-        def forward(self, images: Tensor) -> Tensor:
-            if not self.training:
-                return images
-            count, _, height, width = images.shape
-            padded = functional.pad(images, [self.pad] * 4)
-            shifts = torch.randint(0, 2 * self.pad + 1, (2, count))
-            shifts[:, torch.rand(count) >= self.p] = self.pad  # in the middle: as it was
-            rows, columns = (
-                shifts[0, :, None] + torch.arange(height),
-                shifts[1, :, None] + torch.arange(width),
-            )
-            flipped = torch.rand(count) < self.p
-            columns[flipped] = columns[flipped].flip(1)
-            each = torch.arange(count)[:, None, None]
-            return padded.permute(0, 2, 3, 1)[each, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)
-
-    return FlipAndCrop()
