@@ -51,7 +51,7 @@ def test_what_has_no_price_is_refused(settings: dict[str, Any], message: str) ->
         ({"workers": 0}, "workers"),
         ({"store": "disk"}, "memory or in a file"),
         ({"delta": 1e-3}, "budget"),
-        ({"secure": True}, "budget"),
+        ({"secure": True, "seed": None}, "budget"),
         ({"public_examples": 5}, "budget"),
         ({"local": "adadp", "batch_size": 100}, "takes two"),
         ({"algorithm": "scaffold", "local": "adam"}, "sum of gradients"),

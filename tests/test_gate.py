@@ -752,3 +752,21 @@ def test_a_gate_has_its_key_for_itself(small_model: nn.Module, toy: Any) -> None
     for copied in (copy.copy, copy.deepcopy, pickle.dumps):
         with pytest.raises(TypeError, match="cannot be copied"):
             copied(gate)
+
+
+def test_a_gate_does_not_go_back(small_model: nn.Module, toy: Any) -> None:
+    """The same noise around two sums would tell their difference, and be paid once."""
+    options: dict[str, Any] = {
+        "clip": Fixed(1.0),
+        "noise_multiplier": 1.0,
+        "sampling": Poisson(0.5),
+        "seed": 1,
+    }
+    gate = Gate(small_model, cross_entropy, toy, **options)
+    fresh = gate.state()
+    gate()
+    with pytest.raises(RuntimeError, match="same noise"):
+        gate.restore(fresh)
+    shared = Gate(small_model, cross_entropy, toy, ledger=Ledger(), **options)
+    with pytest.raises(RuntimeError, match="shares its ledger"):
+        shared.restore(fresh)

@@ -221,7 +221,10 @@ def test_run_json_says_running_and_then_complete(toy: Any, kind: str, tmp_path: 
 
     run = KINDS[kind](toy, out=tmp_path / "run", callbacks=[look])
     assert {each["status"] for each in said} == {"running"}
-    assert all(said[0][name] == run.summary[name] for name in said[0] if name != "status")
+    assert all(
+        said[0][name] == run.summary[name] for name in said[0] if name not in ("status", "planned_epsilon")
+    )
+    assert said[0]["planned_epsilon"] == run.summary["epsilon"]
     assert json.loads((tmp_path / "run/run.json").read_text())["status"] == "complete"
 
 
@@ -596,3 +599,34 @@ def test_a_figure_that_cannot_be_drawn_costs_nothing_but_itself(
         run = central(toy, out=tmp_path / "run")
     assert run.summary["status"] == "complete"
     assert found[0].filename == __file__
+
+
+def test_a_callback_that_writes_to_the_model_is_stopped(toy: Any) -> None:
+    with pytest.raises(ValueError, match="wrote to the model"):
+        sd.train(
+            new_model(), cross_entropy, toy, noise_multiplier=1.0, delta=1e-3, epochs=1, callbacks=[zeroing]
+        )
+
+
+def zeroing(seen: Any) -> None:
+    seen.theta.zero_()
+
+
+@pytest.mark.parametrize("name", ["epsilon", "status", "metrics", "rounds"])
+def test_details_cannot_pass_for_what_the_run_says(toy: Any, name: str) -> None:
+    with pytest.raises(ValueError, match="call it otherwise"):
+        sd.train(
+            new_model(), cross_entropy, toy, noise_multiplier=1.0, delta=1e-3, epochs=1, details={name: 0.1}
+        )
+
+
+def test_a_run_under_way_says_what_it_will_have_spent(toy: Any, tmp_path: Path) -> None:
+    def crash(seen: Any) -> None:
+        raise KeyboardInterrupt
+
+    options: dict[str, Any] = {"noise_multiplier": 1.0, "delta": 1e-3, "epochs": 1, "accountant": "rdp"}
+    with pytest.raises(KeyboardInterrupt):
+        sd.train(new_model(), cross_entropy, toy, out=tmp_path / "run", callbacks=[crash], **options)
+    said = json.loads((tmp_path / "run/run.json").read_text())
+    assert said["status"] == "running"
+    assert said["planned_epsilon"] == sd.train(new_model(), cross_entropy, toy, **options).epsilon

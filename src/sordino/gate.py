@@ -72,6 +72,7 @@ class Journal(Protocol):
     """Keeps what tells one release from another, or raises ValueError if a repeated one is another."""
 
     def record(self, released: Released) -> None: ...
+    def sync(self) -> None: ...
 
 
 class Door(ABC):
@@ -93,7 +94,7 @@ class Door(ABC):
         terms.check_sensitivity(names)
         terms.own_multiplier  # noqa: B018  # or refuse
         self.terms = terms
-        self.ledger = ledger if ledger is not None else Ledger()
+        self.ledger, self._own_ledger = ledger if ledger is not None else Ledger(), ledger is None
         self.streams = streams
         self.streams.take()
         self.step = 0
@@ -151,7 +152,7 @@ class Door(ABC):
     # What a checkpoint holds ----------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        """Where the releases stand, and what was paid for them."""
+        """Where the releases stand, and what was paid: to be written down at once, for it goes on with them."""
         return {
             "step": self.step,
             "clip": self.clip_state,
@@ -161,6 +162,12 @@ class Door(ABC):
         }
 
     def restore(self, state: dict[str, Any]) -> None:
+        """Take up where another gate stood that was lost, with its streams. Not for going back."""
+        if self.step or self.ledger.charges or not self._own_ledger:
+            raise RuntimeError(
+                "a gate that has released something, or shares its ledger, cannot be put back: it would make the same "
+                "noise once more and pay nothing, so that two answers tell what is behind it"
+            )
         self.step, self.clip_state, self.noise_state = state["step"], state["clip"], state["noise"]
         self.ledger, self.charged_as = Ledger.from_state(state["ledger"]), state["charged_as"]
 

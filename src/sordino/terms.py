@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING
 
 from sordino.clipping.policy import ClippingPolicy
 from sordino.data import Sampling
-from sordino.noise import Mechanism, Releases
-from sordino.noise.gaussian import REACH
+from sordino.noise import Mechanism, Releases, gaussian
 from sordino.privacy import Budget, noise_for
 from sordino.privacy.budget import check_delta
 from sordino.privacy.tails import check_reach
@@ -124,5 +123,5 @@ class Terms:
         if noise_multiplier > 0:
             if delta is None:
                 raise ValueError("a noise multiplier needs a delta to be priced at")
-            check_reach(REACH, noise_multiplier, calls, delta)
+            check_reach(gaussian.REACH, noise_multiplier, calls, delta)
         return replace(self, multiplier=float(noise_multiplier)), delta

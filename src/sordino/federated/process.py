@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -176,7 +177,7 @@ class Rounds(Process):
             theta=self.theta,
             line=line,
             now=self._now,
-            server=self._server,
+            server=MappingProxyType(self._server),
             mean=self._last.mean or {},
             participants=() if tally is None else tuple(tally.clients),
             population=None if tally is None else self._federation.population,

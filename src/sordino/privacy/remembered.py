@@ -152,7 +152,9 @@ def _write(path: Path, made: Search) -> None:
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            part.write_text(json.dumps(asdict(made)))
+            kept = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+            with os.fdopen(kept, "w") as file:
+                file.write(json.dumps(asdict(made)))
             os.replace(part, path)
         finally:
             with contextlib.suppress(OSError):

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sordino.privacy.certificate import sordino_version
+from sordino.privacy.certificate import epsilon_to_json, sordino_version
 from sordino.runs.checkpoint import Saved
 from sordino.runs.closing import Run, closed_run
 from sordino.runs.journal import ReleaseJournal
@@ -80,11 +80,16 @@ class _Score:
             directory.create()
             save_constants(process.model, directory)
             self.save(0)
-        running = {"status": "running", **self.plan.describe(), "sordino_version": sordino_version()}
-        directory.write_json("run.json", running)
+        directory.write_json("run.json", self._running())
         if saved is not None and saved.unlogged:
             self.show(saved.step)
         return 0 if saved is None else saved.step
+
+    def _running(self) -> dict[str, Any]:
+        """run.json until the run is complete. What is spent by then is known: at any time it is no more than that."""
+        planned = epsilon_to_json(self.process.promise.total.epsilon)
+        ours = {"status": "running", "planned_epsilon": planned, "sordino_version": sordino_version()}
+        return {**ours, **self.plan.describe(), **ours}
 
     def _pins(self) -> dict[str, Any]:
         """What was shown once stays said, and what was assumed stays assumed."""
@@ -130,7 +135,7 @@ class _Score:
             return self.bar.update(done)
         line = self._line(done) if line is None else line
         facts = shown(line)
-        _refuse_taken(said, {"covered", *line})
+        _refuse_taken(said, {"covered", "epsilon", "threshold", "caveat", *line})
         if said:
             line |= {**said, "covered": False}
         self.history.append(line)
@@ -143,7 +148,13 @@ class _Score:
         said: Line = {}
         for callback in self.recording.asked.callbacks:
             seen = self.process.seen(done, self.plan.steps, deepcopy(line))
+            before = self.process.theta._version
             more = _plain(callback(seen))
+            if self.process.theta._version != before:
+                raise ValueError(
+                    "a callback wrote to the model, which then is not the one that was measured: let it work on "
+                    "seen.theta.clone()"
+                )
             _refuse_taken(more, said)
             said |= more
         return said

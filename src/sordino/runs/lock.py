@@ -7,11 +7,13 @@ import errno
 import fcntl
 import os
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 
 from sordino.runs.writing import writing
 
 LOCK = ".lock"
+_ATTEMPTS = 1000
 
 _held: set[int] = set()  # descriptors of the locks of this process
 
@@ -55,13 +57,15 @@ def locked(folder: Path) -> Iterator[None]:
 
 def _taken(folder: Path) -> int:
     path = folder / LOCK
-    while True:
+    for attempt in count():
         with writing(path, "repeat the command"):
-            folder.mkdir(parents=True, exist_ok=True)
             try:
+                folder.mkdir(parents=True, exist_ok=True)
                 descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            except FileNotFoundError:  # whoever was here before has just removed the folder
-                continue
+            except FileNotFoundError:  # whoever was here before has just removed the folder, or one above it
+                if attempt < _ATTEMPTS:
+                    continue
+                raise
         try:
             _lock(descriptor, folder)
             # Whoever had it before unlinks the file while it is locked. A lock on a file that has no name any more

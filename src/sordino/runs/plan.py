@@ -9,6 +9,35 @@ from typing import Any
 
 from sordino.terms import Terms
 
+# What run.json says besides the plan, so that nothing of the caller's own can pass for it.
+SAID_BY_THE_RUN = frozenset(
+    {
+        "status",
+        "relation",
+        "epsilon",
+        "planned_epsilon",
+        "zcdp_rho",
+        "gdp_mu",
+        "accountant",
+        "assumptions",
+        "metrics",
+        "caveat",
+        "checkpoint_kept",
+        "sordino_version",
+        "seconds",
+        "peak_memory_mib",
+        "seconds_and_memory",
+        "microbatch",
+        "workers",
+        "clients_with_state",
+        "covered",
+        "method",
+        "algorithm",
+        "rounds",
+        "private",
+    }
+)
+
 
 @dataclass(frozen=True, kw_only=True)
 class RunPlan(ABC):
@@ -26,7 +55,7 @@ class RunPlan(ABC):
     details: Mapping[str, Any] = field(default_factory=dict)  # of the caller's own
 
     def __post_init__(self) -> None:
-        taken = sorted(self._own().keys() & self.details.keys())
+        taken = sorted((self._own().keys() | SAID_BY_THE_RUN) & self.details.keys())
         if taken:
             raise ValueError(f"details has {taken[0]!r}, which run.json says by itself: call it otherwise")
 

@@ -54,7 +54,8 @@ def shown(line: Mapping[str, Any]) -> dict[str, str]:
         facts["threshold"] = f"{line['threshold']:.3g}"
     if "epsilon" in line:
         spent = float(line["epsilon"])
-        facts["epsilon"] = "inf" if math.isinf(spent) else show_epsilon(spent, 3)
+        shown_epsilon = "inf" if math.isinf(spent) else show_epsilon(spent, 3)
+        facts["epsilon"] = shown_epsilon + (" (no guarantee)" if "caveat" in line else "")
     accuracy = next((name for name in line if name.startswith("test_") and name.endswith("accuracy")), None)
     if accuracy is not None:
         facts["accuracy"] = f"{line[accuracy]:.1%}"
