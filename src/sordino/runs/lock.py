@@ -7,7 +7,6 @@ import errno
 import fcntl
 import os
 from collections.abc import Iterator
-from itertools import count
 from pathlib import Path
 
 from sordino.runs.writing import writing
@@ -57,13 +56,15 @@ def locked(folder: Path) -> Iterator[None]:
 
 def _taken(folder: Path) -> int:
     path = folder / LOCK
-    for attempt in count():
+    attempts = 0
+    while True:
+        attempts += 1
         with writing(path, "repeat the command"):
             try:
                 folder.mkdir(parents=True, exist_ok=True)
                 descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             except FileNotFoundError:  # whoever was here before has just removed the folder, or one above it
-                if attempt < _ATTEMPTS:
+                if attempts < _ATTEMPTS:
                     continue
                 raise
         try:
