@@ -22,7 +22,7 @@ def over_the_run(axes: Axes, run: Account) -> None:
     axes.set_xlabel(run.along)
     if run.end > 0 and math.isfinite(run.end):
         axes.set_xlim(0, 1.02 * run.end)
-    axes.xaxis.set_major_locator(MaxNLocator(6, integer=run.federated or run.end >= 5))
+    axes.xaxis.set_major_locator(MaxNLocator(6, integer=run.federated or run.end >= 2))
 
 
 def fit(axes: Axes, values: list[float], percent: bool = False) -> None:
@@ -32,7 +32,7 @@ def fit(axes: Axes, values: list[float], percent: bool = False) -> None:
         from matplotlib.ticker import MaxNLocator, PercentFormatter
 
         # No steps of 2.5: ticks are at whole percents, since the range is never below five of them.
-        axes.yaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
+        axes.yaxis.set_major_locator(MaxNLocator(8, steps=[1, 2, 5, 10]))
         axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0, symbol=" %"))
     if not values:
         return
