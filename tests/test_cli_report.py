@@ -68,6 +68,17 @@ def test_an_unfinished_run_is_drawn_as_far_as_it_came(here: Path, monkeypatch: A
     assert (here / "run/report.png").read_bytes().startswith(PNG)
 
 
+def test_an_unfinished_run_says_what_it_spent_at_least(here: Path, monkeypatch: Any, capsys: Any) -> None:
+    line = {"step": 1350, "epoch": 1.0, "rate": 0.1, "epsilon": 0.3999}
+    paid = {"noise_multiplier": 1.0, "delta": 1e-5, "steps": 2000}
+    write_run(here / "run", json.dumps(line) + "\n", status="running", **paid)
+    assert sordino(monkeypatch, "report", "run") == 0
+    assert capsys.readouterr().out == (
+        "run/report.png (the run is not finished, epsilon at least 0.400 so far (at step 1350 of 2000), and more may "
+        "have been released since: to go on, repeat its command with --out run --resume)\n"
+    )
+
+
 @pytest.mark.parametrize(
     ("make", "line"),
     [

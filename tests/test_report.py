@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
@@ -98,7 +99,7 @@ def test_what_never_moved_has_no_panel_and_is_said() -> None:
         rate=[0.5] * 3, threshold=[1.0] * 3, epsilon=[1.0, 2.0, 3.0], test_accuracy=[0.1, 0.5, 0.6]
     )
     assert titles(SUMMARY, history) == [
-        "Accuracy (not covered)", "What epsilon bought", "Epsilon spent, for each example", "Settings"
+        "Accuracy (not covered)", "What epsilon bought (not covered)", "Epsilon spent, for each example", "Settings"
     ]  # fmt: skip
     said = dict(settings(Account(SUMMARY, history)))
     assert said["learning rate"] == "0.5, throughout"
@@ -156,9 +157,17 @@ def test_numbers_that_are_none_do_no_harm(bad: Any, everywhere: bool) -> None:
 
 
 def test_a_run_that_diverged_says_so() -> None:
-    run = Account(SUMMARY, lines(test_loss=[1.0, "inf", "nan"], test_accuracy=[0.5, 0.1, 0.1]))
-    assert any("diverged" in line for line in reservations(run))
-    assert run.series("test_loss") == Series([1.0], [1.0], not_finite=2)
+    for name in ("loss", "rate", "threshold", "error", "tolerance", "cloud_norm"):
+        run = Account(SUMMARY, lines(**{name: [1.0, "inf", "nan"]}, test_accuracy=[0.5, 0.1, 0.1]))
+        assert reservations(run) == ["diverged: some figures of the training are no finite numbers"]
+        assert run.series(name) == Series([1.0], [1.0], not_finite=2)
+
+
+def test_an_infinite_loss_of_test_rows_is_said_and_is_no_divergence() -> None:
+    run = Account(SUMMARY, lines(test_loss=[1.0, "inf", "nan"], holdout_r2=["nan"] * 3, threshold=[None] * 3))
+    assert reservations(run) == [
+        "test loss is no finite number at 2 of 3 evaluations", "held-out r2 is no finite number"
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("history", [[], lines(rate=[0.5], epsilon=[1.0], test_accuracy=[0.5])])
@@ -170,8 +179,11 @@ def test_little_is_drawn_as_well(history: list[dict[str, Any]], summary: dict[st
 def test_what_must_not_be_overlooked_is_said() -> None:
     summary = {**SUMMARY, "seeded": True, "caveat": "priced as the papers do", "status": "running"}
     assert reservations(Account(summary, [])) == [
-        "unfinished: drawn as far as it came", "seeded: not a guarantee", "priced as the papers do"
+        "the run is unfinished, and drawn as far as it came; more may have been released since its last line",
+        "seeded: not a guarantee", "priced as the papers do",
     ]  # fmt: skip
+    public = {**summary, "noise_multiplier": 0.0, "seeded": False, "caveat": None}
+    assert reservations(Account(public, [])) == ["the run is unfinished, and drawn as far as it came"]
     assert reservations(Account(SUMMARY, [])) == []
     assert drawn(summary, []).startswith(PNG)
 
@@ -183,13 +195,50 @@ def test_epsilon_is_never_rounded_down() -> None:
     assert spent(Account({**SUMMARY, "epsilon": "inf"}, [])) == "not private: epsilon is infinite"
 
 
-def test_an_unfinished_run_shows_what_is_spent_so_far() -> None:
-    summary = {name: value for name, value in SUMMARY.items() if name != "epsilon"}
-    assert spent(Account(summary, lines(epsilon=[1.0, 2.0]))).startswith("epsilon 2.000 ")
+RUNNING = {name: value for name, value in SUMMARY.items() if name != "epsilon"} | {"status": "running"}
+
+
+def test_an_unfinished_run_shows_what_is_spent_at_least() -> None:
+    said = "epsilon at least 2.001 so far (at step 20 of 40) at delta 1e-05 for each example"
+    known = lines(epsilon=[1.0, 2.0001])
+    assert spent(Account(RUNNING, known)) == said
+    assert (
+        spent(Account({**RUNNING, "epsilon": 9.0}, known)) == said
+    )  # what was aimed for is not what was spent
+    assert spent(Account({**RUNNING, "status": "complete"}, known)) == said
+    assert spent(Account(RUNNING, [*known, {"step": 21}])) == said
+    assert spent(Account(RUNNING, [])) == "epsilon is not known yet: nothing is logged"
+    rounds = {**RUNNING, "rounds": 7}
+    assert "so far (at round 3 of 7)" in spent(Account(rounds, [{"round": 3, "epsilon": 1.0}]))
+
+
+def test_the_curve_of_epsilon_ends_with_at_least_until_the_run_is_finished() -> None:
+    def ends(summary: Mapping[str, Any]) -> list[str]:
+        shown = panels(Account(summary, lines(epsilon=[1.0, 2.0])))
+        draw = next(panel.draw for panel in shown if panel.title.startswith("Epsilon spent"))
+        return [text.get_text() for text in _axes(draw).texts]
+
+    assert ends(RUNNING) == ["at least 2.00"]
+    assert ends(SUMMARY) == ["2.00"]
+
+
+@pytest.mark.parametrize(
+    ("status", "history", "said"),
+    [
+        ("running", lines(rate=[0.5]), "no evaluation yet"),
+        ("complete", lines(rate=[0.5]), "no test set"),
+        ("running", [], "nothing logged yet"),
+    ],
+)
+def test_a_run_without_measures_says_why(status: str, history: list[dict[str, Any]], said: str) -> None:
+    first = panels(Account({**SUMMARY, "status": status}, history))[0]
+    assert [text.get_text() for text in _axes(first.draw).texts] == [said]
 
 
 def _axes(draw: Callable[[Any], None]) -> Any:
-    axes = Figure().add_subplot()
+    figure = Figure()
+    FigureCanvasAgg(figure)  # which the figure keeps, and measures texts with
+    axes = figure.add_subplot()
     draw(axes)
     return axes
 
@@ -204,6 +253,68 @@ def test_accuracy_axes_show_the_curve_and_not_less_than_ten_points(
     low, high = _axes(lambda axes: scale.fit(axes, values, percent=True)).get_ylim()
     assert low < min(values) <= max(values) < high
     assert at_least <= high - low <= at_most
+
+
+@pytest.mark.parametrize("values", [[0.205, 0.3], [0.9, 0.92], [0.999, 1.0], [0.0], [0.1, 0.9], [0.2, 0.35]])
+def test_percents_are_shown_as_they_are(values: list[float]) -> None:
+    axes = _axes(lambda axes: scale.fit(axes, values, percent=True))
+    axes.figure.canvas.draw()
+    for place, label in zip(axes.get_yticks(), axes.get_yticklabels(), strict=True):
+        assert float(label.get_text().replace("\N{MINUS SIGN}", "-").removesuffix(" %")) == pytest.approx(
+            100 * place
+        )
+
+
+def test_log_axes_say_that_they_are() -> None:
+    def draw(axes: Any) -> None:
+        scale.name_the_y_axis(axes, "error, test rows")
+        scale.fit(axes, [1.0, 1e6])
+
+    assert _axes(draw).get_ylabel() == "error, test rows, log scale"
+    assert _axes(lambda axes: scale.by_factors(axes, [1.0, 3.0])).get_ylabel() == "log scale"
+    assert _axes(lambda axes: scale.by_factors(axes, [0.0, 3.0])).get_ylabel() == ""
+
+
+def test_what_epsilon_bought_says_what_that_is() -> None:
+    history = lines(epsilon=[1.0, 2.0], test_next_word_accuracy=[0.1, 0.2])
+    shown = next(panel for panel in panels(Account(SUMMARY, history)) if "bought" in panel.title)
+    assert shown.title == "What epsilon bought (not covered)"
+    assert _axes(shown.draw).get_ylabel() == "next word accuracy, test rows"
+
+
+@pytest.mark.parametrize("sizes", [[1, 2], [3, 4, 6], [10, 100, 200], [7, 8, 8, 19]])
+def test_rows_of_clients_are_whole_numbers(sizes: list[int]) -> None:
+    shown = panels(Account({"rounds": 2}, [], {"sizes": sizes}))
+    axes = _axes(next(panel.draw for panel in shown if panel.title == "Sizes of the clients"))
+    assert all(
+        float(tick).is_integer() for axis in (axes.xaxis, axes.yaxis) for tick in axis.get_majorticklocs()
+    )
+    assert sum(bar.get_height() for bar in axes.patches) == len(sizes)
+    assert len({bar.get_width() for bar in axes.patches}) == 1
+
+
+def test_values_at_the_ends_of_curves_do_not_lie_upon_each_other() -> None:
+    def draw(axes: Any) -> None:
+        axes.set_ylim(0, 1)
+        close = [scale.End(Series([1.0], [y]), "red") for y in (0.5, 0.501, 0.502, 0.9)]
+        scale.name_the_ends(axes, *close, scale.End(Series([], []), "red"))
+
+    axes = _axes(draw)
+    boxes = [text.get_window_extent(axes.figure.canvas.get_renderer()) for text in axes.texts]
+    assert len(boxes) == 4
+    assert not any(one.overlaps(other) for i, one in enumerate(boxes) for other in boxes[:i])
+
+
+def test_clients_that_throw_coins_are_shown_with_how_many_are_expected() -> None:
+    coins = {"rounds": 3, "n": 40, "participation": {"kind": "Poisson", "rate": 0.25}}
+    history = [{"round": at, "participants": many} for at, many in enumerate((9, 12, 8), 1)]
+    run = Account(coins, history)
+    assert dict(settings(run))["clients a round"] == "10 expected (0.25 of all), poisson"
+    axes = _axes(next(panel.draw for panel in panels(run) if panel.title.startswith("Clients that")))
+    assert list(axes.lines[1].get_ydata()) == [10.0, 10.0]
+    assert [text.get_text() for text in axes.get_legend().texts] == ["delivered", "drawn on average"]
+    fixed = {**coins, "participation": {"kind": "WithoutReplacement", "count": 10}}
+    assert dict(settings(Account(fixed, history)))["clients a round"] == "10 without replacement"
 
 
 def test_a_log_axis_spans_a_factor_of_four() -> None:
@@ -225,8 +336,8 @@ def test_dp_ftrl_shows_trees_and_no_constant_lines(
     )
     summary, history = as_written(run)
     assert titles(summary, history) == [
-        "Accuracy (not covered)", "Loss (not covered)", "What epsilon bought", "Epsilon spent, for each example",
-        "Noise in the sum of gradients (std)", "Settings",
+        "Accuracy (not covered)", "Loss (not covered)", "What epsilon bought (not covered)",
+        "Epsilon spent, for each example", "Noise in the sum of gradients (std)", "Settings",
     ]  # fmt: skip
     assert dict(settings(Account(summary, history)))["trees"] == "a new one every 2 epochs"
     from sordino.report.panels import _restarts

@@ -11,6 +11,7 @@ import typer
 from sordino.cli.options import AsJson
 
 if TYPE_CHECKING:
+    from sordino.report.account import Account
     from sordino.runs import RunDirectory
 
 
@@ -23,14 +24,15 @@ def report(
 
     drawn = [_redrawn(path) for path in runs]
     if as_json:
-        print(to_json({"reports": drawn}))
+        print(to_json({"reports": [facts for facts, _ in drawn]}))
         return
-    for each in drawn:
-        print(each["report"] if each["status"] == "complete" else f"{each['report']} ({_how_far(each)})")
+    for facts, account in drawn:
+        print(facts["report"] if account.finished else f"{facts['report']} ({_how_far(facts, account)})")
 
 
-def _redrawn(path: Path) -> dict[str, Any]:
+def _redrawn(path: Path) -> tuple[dict[str, Any], Account]:
     from sordino.report import drawn
+    from sordino.report.account import Account
     from sordino.runs import RunDirectory, claimed, replace_file
 
     directory = RunDirectory(path)
@@ -44,7 +46,8 @@ def _redrawn(path: Path) -> dict[str, Any]:
     status = str(summary.get("status", "unknown"))
     last = history[-1] if history else {}
     reached: dict[str, Any] = {name: last[name] for name in ("step", "round") if name in last}
-    return {"run": str(path), "report": str(path / "report.png"), "status": status, **reached}
+    facts = {"run": str(path), "report": str(path / "report.png"), "status": status, **reached}
+    return facts, Account(summary, history)
 
 
 def _written_down(
@@ -64,6 +67,16 @@ def _written_down(
     return directory.summary or {}, history, clients
 
 
-def _how_far(each: dict[str, Any]) -> str:
-    reached = next((f", {name} {each[name]}" for name in ("step", "round") if name in each), "")
-    return f"the run is not finished{reached}: to go on, repeat its command with --out {each['run']} --resume"
+def _how_far(facts: dict[str, Any], account: Account) -> str:
+    reached = next((f", {name} {facts[name]}" for name in ("step", "round") if name in facts), "")
+    go_on = f"to go on, repeat its command with --out {facts['run']} --resume"
+    return f"the run is not finished{_spent(account) or reached}: {go_on}"
+
+
+def _spent(account: Account) -> str:
+    """What the last line knew is no less than what was spent, and may be less than what was."""
+    from sordino.report.words import how_much
+
+    if not account.private or account.epsilon is None:
+        return ""
+    return f", epsilon {how_much(account)}, and more may have been released since"

@@ -72,14 +72,45 @@ class Account:
         return number(self.summary.get("noise_multiplier")) > 0 and math.isfinite(self.epsilon or 0.0)
 
     @property
+    def finished(self) -> bool:
+        return bool(self.summary.get("status") == "complete")
+
+    @property
+    def settled(self) -> bool:
+        """Whether epsilon is what the run spent; otherwise it is what the last line knew, and it is no less."""
+        return self.finished and "epsilon" in self.summary
+
+    @property
     def epsilon(self) -> float | None:
-        """What was spent: at the end, or so far."""
-        spent = number(self.summary.get("epsilon", self.history[-1].get("epsilon") if self.history else None))
+        """What was spent: at the end, or at least."""
+        spent = number(self.summary["epsilon"] if self.settled else self._last_priced.get("epsilon"))
         return None if math.isnan(spent) else spent
 
     @property
+    def _last_priced(self) -> Mapping[str, Any]:
+        return next((line for line in reversed(self.history) if line.get("epsilon") is not None), {})
+
+    @property
+    def priced_at(self) -> str:
+        """Which line epsilon is from, if it is from one: "step 1350 of 2000".
+
+        >>> Account({"steps": 40}, [{"step": 10, "epsilon": 0.5}]).priced_at
+        'step 10 of 40'
+        """
+        counted = "round" if self.federated else "step"
+        at, of = self._last_priced.get(counted), self.summary.get(f"{counted}s")
+        return "" if at is None else f"{counted} {at}" if of is None else f"{counted} {at} of {of}"
+
+    @property
     def diverged(self) -> bool:
-        return any(self.series(name).not_finite for name in self.measures)
+        """Whether the training itself came to numbers that are none; a test row can have an infinite loss without."""
+        return any(self.series(name).not_finite for name in _OF_TRAINING)
+
+    @property
+    def expected_clients(self) -> float | None:
+        """How many clients a round draws on average, where each throws a coin of its own."""
+        drawn = number(mapping(self.summary.get("participation")).get("rate")) * number(self.summary.get("n"))
+        return drawn if math.isfinite(drawn) else None
 
     @property
     def noise(self) -> Mapping[str, Any]:
@@ -111,6 +142,7 @@ class Account:
         return number(line.get(over or self.along, line.get("step", index + 1) if over is None else None))
 
 
+_OF_TRAINING = ("loss", "rate", "threshold", "error", "tolerance", "cloud_norm")
 HARDLY = 0.02  # what moved by less than this share of itself is said in words, and has no panel
 
 

@@ -13,8 +13,8 @@ from sordino.report.panels import GREY, RED, panels
 from sordino.report.words import reservations, spent, title
 
 _PANEL = (3.1, 2.15)  # inches, of the axes alone
-_GAP = (0.95, 0.95)
-_LEFT, _RIGHT, _BOTTOM, _LINE = 0.75, 0.3, 0.6, 0.22
+_GAP = (1.2, 0.95)  # with room for the values at the ends of curves
+_LEFT, _RIGHT, _BOTTOM, _LINE = 0.75, 0.6, 0.6, 0.22
 
 
 def _columns(panels: int) -> int:

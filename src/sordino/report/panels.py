@@ -19,6 +19,7 @@ BLUE, RED, GREEN, GREY = "#1b6ca8", "#b8442c", "#2f7d4f", "#777777"
 _COLOR_OF_ROWS = {"test rows": BLUE, "held-out clients": GREY, "training rows": GREEN}
 _CLIENTS_SHOWN = 60  # in the figure of labels
 _RESTARTS_SHOWN = 40
+_BINS = 12
 
 
 @dataclass(frozen=True)
@@ -58,8 +59,15 @@ def _measured(run: Account) -> Iterator[Panel]:
     if not run.measures:
         yield Panel(
             "On held-out rows",
-            lambda axes: scale.say(axes, "no test set" if run.history else "nothing logged yet"),
+            lambda axes: scale.say(axes, _why_nothing_is_measured(run)),
         )
+
+
+def _why_nothing_is_measured(run: Account) -> str:
+    """What is under way does not say whether it has a test set, and may look at it later."""
+    if not run.history:
+        return "nothing logged yet"
+    return "no test set" if run.finished else "no evaluation yet"
 
 
 def _measure(name: str) -> str:
@@ -72,12 +80,17 @@ def _drawing_measures(run: Account, names: list[str], kind: str) -> Callable[[Ax
         for name, course in courses.items():
             color = _COLOR_OF_ROWS[_rows(name)]
             axes.plot(course.x, course.y, "o-", ms=3, color=color, label=_rows(name))
-            scale.name_the_last(axes, course, color, _percent(course) if kind.endswith("accuracy") else None)
         scale.fit(
             axes, [y for course in courses.values() for y in course.y], percent=kind.endswith("accuracy")
         )
         scale.say_what_is_missing(axes, sum(course.not_finite for course in courses.values()))
         scale.over_the_run(axes, run)
+        percent = _percent if kind.endswith("accuracy") else lambda course: None
+        ends = [
+            scale.End(course, _COLOR_OF_ROWS[_rows(name)], percent(course))
+            for name, course in courses.items()
+        ]
+        scale.name_the_ends(axes, *ends)
         if len(names) > 1:
             axes.legend(frameon=False)
 
@@ -105,11 +118,12 @@ def _bought(run: Account) -> Iterator[Panel]:
 
     def draw(axes: Axes) -> None:
         axes.plot(course.x, course.y, "o-", ms=3, color=BLUE)
+        scale.name_the_y_axis(axes, f"{_measure(main).replace('_', ' ')}, {_rows(main)}")
         scale.fit(axes, course.y, percent=main.endswith("accuracy"))
         axes.set_xlim(left=0)
         axes.set_xlabel("epsilon")
 
-    yield Panel("What epsilon bought", draw)
+    yield Panel("What epsilon bought (not covered)", draw)
 
 
 def _last_for_each(course: Series) -> Series:
@@ -135,8 +149,9 @@ def _spent(run: Account) -> Iterator[Panel]:
         start = [0.0] if tree or len(course.y) > 1 else []
         axes.plot([*start, *course.x], [*start, *course.y], color=RED, ms=3, **style)  # type: ignore[arg-type]
         axes.set_ylim(0, 1.12 * max(course.y))
-        scale.name_the_last(axes, course, RED, show_epsilon(course.y[-1], 2))
         scale.over_the_run(axes, run)
+        least = "" if run.settled else "at least "
+        scale.name_the_ends(axes, scale.End(course, RED, least + show_epsilon(course.y[-1], 2)))
         for at in _restarts(run)[:_RESTARTS_SHOWN]:
             axes.axvline(at, color=GREY, lw=0.8, ls=":")
         if tree:
@@ -204,9 +219,9 @@ def _course(run: Account, name: str, title: str, color: str) -> Iterator[Panel]:
     def draw(axes: Axes) -> None:
         axes.plot(course.x, course.y, color=color)
         scale.by_factors(axes, course.y)
-        scale.name_the_last(axes, course, color)
         scale.say_what_is_missing(axes, course.not_finite)
         scale.over_the_run(axes, run)
+        scale.name_the_ends(axes, scale.End(course, color))
 
     yield Panel(title, draw)
 
@@ -264,8 +279,13 @@ def _participants(run: Account) -> Iterator[Panel]:
         return
 
     def draw(axes: Axes) -> None:
-        axes.plot(course.x, course.y, "o", ms=3, color=BLUE)
-        axes.set_ylim(0, 1.1 * max(course.y))
+        axes.plot(course.x, course.y, "o", ms=3, color=BLUE, label="delivered")
+        expected = run.expected_clients
+        if expected is not None:
+            axes.axhline(expected, color=GREY, ls="--", label="drawn on average")
+            axes.legend(frameon=False, fontsize=8)
+        axes.set_ylim(0, 1.1 * max(*course.y, expected or 0.0))
+        scale.whole_numbers(axes.yaxis)
         scale.over_the_run(axes, run)
 
     yield Panel("Clients that delivered in a round", draw)
@@ -283,11 +303,27 @@ def _about_clients(run: Account) -> Iterator[Panel]:
 
 
 def _histogram(axes: Axes, values: list[float], what: str, color: str) -> None:
-    axes.hist(values, bins=12, color=color)
+    axes.hist(values, bins=_bins(values), color=color)
     axes.set_xlabel(what)
     axes.set_ylabel("clients")
-    axes.locator_params("x", nbins=5)
+    if _whole(values):
+        scale.whole_numbers(axes.xaxis)
+    else:
+        axes.locator_params("x", nbins=5)
     scale.whole_numbers(axes.yaxis)
+
+
+def _whole(values: list[float]) -> bool:
+    return all(value.is_integer() for value in values)
+
+
+def _bins(values: list[float]) -> int | list[float]:
+    """About a dozen; of whole numbers each holds as many as the next, or empty bins would come and go."""
+    if not _whole(values):
+        return _BINS
+    low, high = min(values), max(values)
+    width = math.ceil((high - low + 1) / _BINS)
+    return [low - 0.5 + width * edge for edge in range(math.ceil((high - low + 1) / width) + 1)]
 
 
 def _shares(labels: list[Any]) -> list[list[float]]:

@@ -33,25 +33,44 @@ def _what(run: Account) -> Iterator[str]:
 def spent(run: Account) -> str:
     """The guarantee in a line; epsilon is never rounded down."""
     if run.epsilon is None:
-        return ""
+        return "epsilon is not known yet: nothing is logged" if run.private and not run.finished else ""
     if not run.private:
         return "not private: epsilon is infinite"
     delta, unit = run.summary.get("delta"), run.summary.get("unit", "unit")
-    return f"epsilon {show_epsilon(run.epsilon, 3)} at delta {short(delta)} for each {unit}"
+    return f"epsilon {how_much(run)} at delta {short(delta)} for each {unit}"
+
+
+def how_much(run: Account) -> str:
+    """Epsilon; of a run that has not ended, that it is no less, since more is released than is logged."""
+    shown = show_epsilon(run.epsilon or 0.0, 3)
+    if run.settled:
+        return shown
+    return f"at least {shown} so far" + (f" (at {run.priced_at})" if run.priced_at else "")
 
 
 def reservations(run: Account) -> list[str]:
     """What must not be overlooked."""
     found = []
-    if run.summary.get("status", "complete") != "complete":
-        found.append("unfinished: drawn as far as it came")
+    if not run.finished:
+        more = "; more may have been released since its last line" if run.private else ""
+        found.append(f"the run is unfinished, and drawn as far as it came{more}")
     if run.summary.get("seeded") and run.private:
         found.append("seeded: not a guarantee")
     if run.summary.get("caveat"):
         found.append(str(run.summary["caveat"]))
     if run.diverged:
-        found.append("diverged: some figures are no finite numbers")
-    return found
+        found.append("diverged: some figures of the training are no finite numbers")
+    return [*found, *_measured_without_number(run)]
+
+
+def _measured_without_number(run: Account) -> Iterator[str]:
+    """Measures of rows that were not trained on: they can be infinite though the model is not."""
+    for name in run.measures:
+        course = run.series(name)
+        if course.not_finite and name != "loss":
+            what = name.replace("holdout_", "held-out ").replace("_", " ")
+            often = f" at {course.not_finite} of {course.not_finite + len(course.y)} evaluations"
+            yield f"{what} is no finite number{often if course.y else ''}"
 
 
 def settings(run: Account) -> list[Setting]:
@@ -115,9 +134,7 @@ def _federation(run: Account) -> Iterator[Setting]:
         yield "rounds", str(summary["rounds"])
     dealt = mapping(summary.get("participation"))
     if dealt:
-        many = dealt.get("batch_size", dealt.get("count"))
-        how = f"{short(dealt['rate'])} of all," if many is None and "rate" in dealt else str(many or "")
-        yield "clients a round", f"{how} {_spaced(dealt.get('kind', ''))}".strip()
+        yield "clients a round", f"{_drawn(run, dealt)} {_spaced(dealt.get('kind', ''))}".strip()
     plan = mapping(summary.get("local_plan"))
     if plan:
         yield "local", f"{short(plan.get('epochs'))} epochs, batches of {plan.get('batch_size', '?')}"
@@ -126,6 +143,14 @@ def _federation(run: Account) -> Iterator[Setting]:
     if sizes.y and not sizes.moved_by(HARDLY):
         low, high = min(sizes.y), max(sizes.y)
         yield "rows of a client", short(low) if low == high else f"{short(low)} to {short(high)}"
+
+
+def _drawn(run: Account, dealt: Mapping[str, Any]) -> str:
+    many = dealt.get("batch_size", dealt.get("count"))
+    if many is not None or "rate" not in dealt:
+        return str(many or "")
+    rate, expected = f"{short(dealt['rate'])} of all", run.expected_clients
+    return f"{rate}," if expected is None else f"{short(expected)} expected ({rate}),"
 
 
 def _privacy(run: Account) -> Iterator[Setting]:
