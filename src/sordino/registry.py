@@ -10,10 +10,12 @@ import importlib
 import inspect
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
+
+_ALSO_CALLED = {"lr": "learning_rate", "eta": "learning_rate", "C": "threshold", "max_grad_norm": "threshold"}
 
 
 @dataclass(frozen=True)
@@ -114,7 +116,9 @@ class Registry(Mapping[str, Any]):
         known = self.settings(key)
         for setting, value in chosen.items():
             if setting not in known:
-                raise ValueError(f"{key} has no setting {setting!r}: it has {', '.join(known) or 'none'}")
+                raise ValueError(
+                    f"{key} has no setting {setting!r}: it has {', '.join(known) or 'none'}{meant(setting, known)}"
+                )
             if setting in self._parts:
                 chosen[setting] = self._parts[setting].part(value)
             if not _fits(chosen[setting], known[setting]):
@@ -186,6 +190,17 @@ class Registry(Mapping[str, Any]):
     def _as_in(self, key: str) -> str:
         example = self.entries[key].example
         return f": write it as in {key}:{example}" if example else ""
+
+
+def meant(setting: str, known: Iterable[str]) -> str:
+    """The end of a message about a setting that there is not: which one may have been meant.
+
+    >>> meant("lr", ["learning_rate", "decay"])
+    '; did you mean learning_rate?'
+    """
+    known = list(known)
+    close = difflib.get_close_matches(_ALSO_CALLED.get(setting, setting), known, n=1)
+    return f"; did you mean {close[0]}?" if close else ""
 
 
 def _loaded(home: str) -> Any:
