@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -210,3 +211,13 @@ def test_the_journal_is_asked_before_the_threshold_moves() -> None:
         door()
     assert door.clip_state == before
     assert door.ledger.charges == 1  # first, whatever happens
+
+
+def test_one_unit_alone_is_warned_of_where_there_is_noise() -> None:
+    alone = Terms(Fixed(1.0), Gaussian(), Poisson(0.5), 1, STEPS, multiplier=1.0)
+    with pytest.warns(UserWarning, match="one unit only: with privacy nothing can be learnt from it"):
+        alone.warn_if_alone()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        replace(alone, multiplier=0.0).warn_if_alone()
+        replace(alone, units=2).warn_if_alone()

@@ -161,10 +161,12 @@ def reconstruction(scores: Callable[[Any], Any] | None = None) -> Task:
 
 def as_task(loss: Loss | Task) -> Task:
     """A plain loss is a task whose metrics follow from what the model returns: accuracy where that is class scores."""
-    makers: tuple[Any, ...] = (classification, regression, next_words, reconstruction)
-    for maker in makers:
+    makers: dict[str, Any] = {
+        each.__name__: each for each in (classification, regression, next_words, reconstruction)
+    }
+    for name, maker in makers.items():
         if loss is maker:
-            raise ValueError(f"{maker.__name__} makes a task: call it, as in {maker.__name__}()")
+            raise ValueError(f"{name} makes a task: call it, as in {name}()")
     return loss if isinstance(loss, Task) else _Guessed(loss)
 
 

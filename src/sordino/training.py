@@ -17,7 +17,7 @@ from sordino.descent import Descent, DescentPlan
 from sordino.gate import ExampleGate, Members
 from sordino.gradients import Engine, Loss, refuse
 from sordino.methods import Method, method_named
-from sordino.numbers import is_number, said
+from sordino.registry import is_number, said
 from sordino.runs import Run
 from sordino.runs.conductor import conduct
 from sordino.runs.options import Options, RunOptions, taken

@@ -154,8 +154,8 @@ def _check_left(chosen: dict[str, Any], algorithm: str, elsewhere: list[str], se
     for name in chosen:
         if name not in own:
             raise ValueError(
-                f"{algorithm} has no setting {name!r}: it has {', '.join(own) or 'none'}, and a federation like this "
-                f"{', '.join(elsewhere)}{meant(name, [*elsewhere, *own])}"
+                f"{algorithm} has no setting {name!r}: it has {', '.join(own) or 'none'}, and a federation like "
+                f"this has {', '.join(elsewhere)}{meant(name, [*elsewhere, *own])}"
             )
 
 

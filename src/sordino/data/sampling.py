@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from sordino.named import SAMPLINGS
-from sordino.numbers import is_whole, said
 from sordino.privacy.events import release, sampled_without_replacement
+from sordino.registry import is_whole, said
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent

@@ -33,7 +33,7 @@ from sordino.federated.simulator import Simulator
 from sordino.federated.user_level import UserGate
 from sordino.gradients import Loss, refuse
 from sordino.noise import Gaussian, Streams
-from sordino.numbers import is_whole, said
+from sordino.registry import is_whole, said
 from sordino.runs import Run
 from sordino.runs.conductor import conduct
 from sordino.runs.options import Callback, Options, taken

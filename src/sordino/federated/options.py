@@ -10,7 +10,7 @@ from sordino.federated.conditions import Conditions
 from sordino.federated.local import LocalRule, OwnLoop, local_named
 from sordino.federated.population import LocalPlan
 from sordino.noise import Mechanism
-from sordino.numbers import said
+from sordino.registry import said
 from sordino.runs.options import RunOptions
 
 

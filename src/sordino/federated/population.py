@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from sordino.data import Examples, as_examples, tree_map
-from sordino.numbers import is_whole, said
+from sordino.registry import is_whole, said
 
 Rows = npt.NDArray[np.int64]
 

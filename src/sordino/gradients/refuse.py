@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
-from sordino.numbers import said
+from sordino.registry import said
 
 
 class Unsuitable(ValueError):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from sordino.numbers import is_number, said
+from sordino.registry import is_number, said
 
 
 def check_epsilon(epsilon: float) -> float:
