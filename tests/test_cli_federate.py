@@ -190,6 +190,28 @@ def test_npz_from_end_to_end(here: Path, monkeypatch: Any, capsys: Any) -> None:
     assert (summary["data"], summary["clients"]) == ("mine", 4)
 
 
+@pytest.mark.parametrize(("clients", "asked"), [("5", 5), ("12", 10)])
+def test_a_round_has_ten_clients_or_all_there_are(
+    here: Path, monkeypatch: Any, capsys: Any, clients: str, asked: int
+) -> None:
+    few = [
+        "--rounds",
+        "1",
+        "--clients",
+        clients,
+        "--engine",
+        "looped",
+        "--workers",
+        "1",
+        "--local-epochs",
+        "1",
+    ]
+    assert sordino(monkeypatch, "federate", "digits", *few, "--seed", "1", "--json") == 0
+    summary = json.loads(capsys.readouterr().out)
+    (line,) = (here / summary["run"] / "history.jsonl").read_text().splitlines()
+    assert json.loads(line)["participants"] == asked
+
+
 BAD: list[tuple[list[str], str]] = [
     (["--algorithm", "adabset"], "there is no algorithm 'adabset'"),
     (["--partition", "dirichelt"], "partition"),
@@ -202,6 +224,9 @@ BAD: list[tuple[list[str], str]] = [
     (["--server", "adagrad"], "there is no server"),
     (["--server", "adam", "--set", "momentum=0.5"], "has no momentum"),
     (["--set", "betta=0.5"], "has no setting 'betta'"),
+    (["--set", "lr=0.1"], "it has mu, beta, and a federation like this has learning_rate, decay, keep_rates"),
+    (["--set", "lr=0.1"], "did you mean learning_rate?"),
+    (["--set", "lr=0.1", *NOISY], "threshold, target_quantile"),
     (["--set", "beta"], "NAME=VALUE"),
     (["--set", "beta=1", "--set", "beta=2"], "twice"),
     (["--set", "beta=high"], "beta must be a number"),
@@ -209,7 +234,9 @@ BAD: list[tuple[list[str], str]] = [
     (["--set", "learning_rate=-1"], "positive"),
     (["--set", "threshold=1"], "has no setting 'threshold'"),  # there is nothing to clip without privacy
     (["--set", "restart_every=2", *NOISY], "restart_every is for tree noise"),
-    (["--epsilon", "3"], "--delta"),
+    (["--epsilon", "3"], "--delta: choose one well below 1/clients, such as 1e-2"),
+    (["--epsilon", "3", "--clients", "500"], "such as 1e-4"),
+    (["--device", "gpu"], "there is no device 'gpu' here"),
     (["--delta", "1e-3"], "--delta needs"),
     (["--epsilon", "3", "--noise-multiplier", "1", "--delta", "1e-3"], "not both"),
     (["--epsilon", "0", "--delta", "1e-3"], "epsilon"),
@@ -229,7 +256,10 @@ BAD: list[tuple[list[str], str]] = [
     (["--workers", "0"], "workers"),
     (["--model", "resnet"], "model"),
     (["--algorithm", "scaffold", "--local", "adam"], "use sgd without momentum"),
-    ([*NOISY, "--secure", "--seed", "1"], "seed"),
+    (
+        [*NOISY, "--secure", "--seed", "1"],
+        "--secure takes its randomness from the operating system: leave out --seed",
+    ),
 ]
 
 

@@ -63,8 +63,10 @@ def test_npz_from_end_to_end(here: Path, monkeypatch: Any, capsys: Any) -> None:
     x = generator.normal(size=(200, 5)).astype(np.float32)
     np.savez(here / "mine.npz", x=x, y=(x[:, 0] > 0).astype(np.int64))
     assert sordino(monkeypatch, "train", "mine.npz", *PAID, *CHEAP, "--json") == 0
-    summary = json.loads(capsys.readouterr().out)
+    out, err = capsys.readouterr()
+    summary = json.loads(out)
     assert (summary["data"], summary["n"]) == ("mine", 200)
+    assert err.startswith("sordino: warning: 2 classes, read from the labels: give classes (--classes) if that")
 
 
 def bad_files(folder: Path) -> None:
@@ -120,7 +122,13 @@ def bad_files(folder: Path) -> None:
         (["digits", *PAID, "--batch-size", "5000"], "at most"),
         (["digits", *PAID, "--epochs", "0"], "epochs"),
         (["digits", *PAID, "--sampling", "random"], "there is no sampling"),
-        (["digits", *PAID, "--secure", "--seed", "1"], "seed"),
+        (
+            ["digits", *PAID, "--secure", "--seed", "1"],
+            "--secure takes its randomness from the operating system",
+        ),
+        (["digits", *PAID, "--secure", "--seed", "1"], "leave out --seed"),
+        (["digits", *PAID, "--device", "gpu"], "there is no device 'gpu' here: leave it out, or use cpu"),
+        (["digits", *PAID, "--method", "dp-sgd", "--set", "lr=1"], "did you mean learning_rate?"),
         (["digits", *PAID, "--resume"], "--out"),
     ],
     ids=lambda value: " ".join(value)[:60] if isinstance(value, list) else "",

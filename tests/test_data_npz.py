@@ -46,7 +46,7 @@ def test_a_test_part(tmp_path: Path) -> None:
 def test_floats_become_float32(tmp_path: Path, dtype: Any) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        inputs, _ = load(saved(tmp_path, x=X.astype(dtype), y=Y)).train
+        inputs, _ = load(saved(tmp_path, x=X.astype(dtype), y=Y), classes=3).train
     assert inputs.dtype == torch.float32
     np.testing.assert_allclose(inputs.numpy(), X, atol=1e-3)
 
@@ -162,3 +162,23 @@ def test_a_damaged_file_loads_or_gets_one_line(tmp_path: Path, data: st.DataObje
     except ValueError as error:  # anything else is a bug of ours
         problem = str(error)
     assert "\n" not in problem
+
+
+def test_classes_that_are_read_from_the_labels_are_said(tmp_path: Path) -> None:
+    path = saved(tmp_path, x=X, y=Y)
+    with pytest.warns(UserWarning, match="^3 classes, read from the labels: give classes"):
+        load(path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        load(path, classes=3)
+
+
+@pytest.mark.parametrize("odd", [np.nan, np.inf])
+def test_held_out_inputs_that_are_not_finite_are_refused_and_private_ones_are_not_looked_at(
+    tmp_path: Path, odd: float
+) -> None:
+    spoilt = X.copy()
+    spoilt[2, 1] = odd
+    with pytest.raises(ValueError, match="x_test holds numbers that are not finite"):
+        load(saved(tmp_path, x_train=X, y_train=Y, x_test=spoilt, y_test=Y), classes=3)
+    load(saved(tmp_path, x_train=spoilt, y_train=Y, x_test=X, y_test=Y), classes=3)

@@ -277,3 +277,12 @@ def test_tables_are_printed_with_their_marks() -> None:
         [sys.executable, "-m", "sordino.named", "methods"], check=True, capture_output=True, text=True
     ).stdout
     assert printed.strip() == f"<!-- names: methods -->\n{METHODS.markdown()}\n<!-- end -->"
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [("lr", "learning_rate"), ("learning_rat", "learning_rate"), ("max_grad_norm", "threshold")],
+)
+def test_an_unknown_setting_gets_a_hint(given: str, meant: str) -> None:
+    with pytest.raises(ValueError, match=rf"dp-sgd has no setting '{given}': .*; did you mean {meant}\?$"):
+        METHODS.named("dp-sgd", {given: 0.1})

@@ -1,6 +1,7 @@
 """Budgets refuse what is no budget, in one line."""
 
 import math
+from typing import Any
 
 import pytest
 
@@ -29,3 +30,11 @@ def test_bad_delta(delta: float) -> None:
     with pytest.raises(ValueError, match="delta must lie strictly between 0 and 1") as error:
         Budget(3, delta)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(("wrong", "said"), [("3", "'3'"), ([3], "a list"), (None, "None"), (True, "True")])
+def test_what_is_no_number_is_said_in_a_word(wrong: Any, said: str) -> None:
+    with pytest.raises(ValueError, match=f"epsilon must be a finite number above 0, not {said}"):
+        Budget(wrong, 1e-5)
+    with pytest.raises(ValueError, match=f"delta must lie strictly between 0 and 1, not {said}"):
+        Budget(3, wrong)

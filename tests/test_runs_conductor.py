@@ -296,6 +296,35 @@ def test_noise_that_follows_from_something_is_not_named_beside_it(cause: str) ->
         check_same_plan(saved, {**saved, "noise_multiplier": 2.0, "steps": 20, "batches": 20})
 
 
+@pytest.mark.parametrize(
+    ("kind", "other", "command"), [("central", "rounds", "train"), ("rounds", "central", "federate")]
+)
+def test_a_run_of_the_other_command_is_called_that(
+    toy: Any, kind: str, other: str, command: str, tmp_path: Path
+) -> None:
+    with pytest.raises(Crash):
+        KINDS[kind](toy, out=tmp_path / "run", callbacks=[raising])
+    with pytest.raises(ValueError, match=f"^this directory holds a run of sordino {command}: "):
+        KINDS[other](toy, out=tmp_path / "run", resume=True)
+
+
+@pytest.mark.parametrize("kind", ["central private", "rounds private"])
+def test_other_data_is_named_and_not_what_follows_from_it(toy: Any, kind: str, tmp_path: Path) -> None:
+    with pytest.raises(Crash):
+        KINDS[kind](toy, out=tmp_path / "run", callbacks=[raising], data_name="one")
+    fewer = (toy[0][:50], toy[1][:50])
+    with pytest.raises(ValueError, match="interrupted: data changed; repeat the command as it was"):
+        KINDS[kind](fewer, out=tmp_path / "run", resume=True, data_name="another")
+    with pytest.raises(ValueError, match="interrupted: data, evaluations changed;"):
+        KINDS[kind](fewer, out=tmp_path / "run", resume=True, data_name="another", evaluations=9)
+
+
+def test_there_is_no_bar_before_a_refusal(toy: Any, capsys: Any) -> None:
+    with pytest.raises(ValueError, match="held-out labels reach"):
+        central(toy, test=(toy[0], toy[1] + 3), progress=True)
+    assert capsys.readouterr().err == ""
+
+
 # A round that cannot be repeated --------------------------------------------------------------------------------
 
 

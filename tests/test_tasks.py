@@ -414,8 +414,50 @@ def test_a_metric_that_fails_quotes_nothing(toy: Any, metric: Any) -> None:
 
 def test_a_metric_gives_one_value_for_each_row(toy: Any) -> None:
     for metric in (lambda s, t: s.mean(), lambda s, t: s, lambda s, t: 3.0):
-        with pytest.raises(Unsuitable, match="one value for each example"):
+        with pytest.raises(Unsuitable, match=r"one value for each example, but 'odd' gave (shape|a float)"):
             evaluate(linear(10, 3), Task(cross_entropy, {"odd": metric}), toy)  # type: ignore[dict-item]
+
+
+@pytest.mark.parametrize("task", [classification(), cross_entropy])
+def test_held_out_labels_that_have_no_score_are_said_plainly(toy: Any, task: Any) -> None:
+    with pytest.raises(Unsuitable, match="held-out labels reach 5 and the model has 3 scores"):
+        evaluate(linear(10, 3), task, (toy[0], toy[1] + 3))
+    with pytest.raises(ValueError, match="may quote them") as failure:  # rows of clients are not test rows
+        evaluate(linear(10, 3), task, (toy[0], toy[1] + 3), prefix="holdout_")
+    assert "5" not in str(failure.value)
+
+
+@pytest.mark.parametrize("maker", [classification, regression, next_words, reconstruction])
+def test_what_makes_a_task_has_to_be_called(toy: Any, maker: Any) -> None:
+    with pytest.raises(ValueError, match=rf"call it, as in {maker.__name__}\(\)"):
+        sd.train(linear(10, 3), maker, toy, **CENTRAL)
+    with pytest.raises(ValueError, match=rf"call it, as in {maker.__name__}\(\)"):
+        sd.federate(linear(10, 3), maker, toy, **FEDERATED)
+
+
+@pytest.mark.parametrize("privacy", [PRIVATE, {}], ids=["private", "open"])
+@pytest.mark.parametrize("task", [classification(), cross_entropy, regression()])
+@pytest.mark.parametrize(
+    ("wrap", "kind"), [(lambda s: (s, s), "tuple"), (lambda s: {"logits": s}, "dict")], ids=["tuple", "dict"]
+)
+def test_a_model_that_returns_no_tensor_is_told_where_to_say_so(
+    toy: Any, wrap: Any, kind: str, task: Any, privacy: dict[str, Any]
+) -> None:
+    words = rf"the model returns a {kind}: say where the scores are, as in classification\(scores=lambda"
+    with pytest.raises(Unsuitable, match=words):
+        sd.federate(Wrapped(wrap), task, toy, **FEDERATED, **privacy)
+    with pytest.raises(Unsuitable, match=words):
+        sd.train(Wrapped(wrap), task, toy, **CENTRAL)
+
+
+def test_a_model_that_fails_by_itself_is_not_said_to_return_something(toy: Any) -> None:
+    def failing(scores: Tensor) -> Any:
+        raise TypeError("linear(): argument 'input' must be Tensor, not tuple")
+
+    with pytest.raises(Unsuitable, match=r"fails on made-up rows \(TypeError: linear.*: mend it, or"):
+        sd.train(Wrapped(failing), classification(), toy, **CENTRAL)
+    with pytest.raises(Unsuitable, match=r"fail on made-up rows: TypeError: linear.* \(mend it, so that"):
+        sd.federate(Wrapped(failing), classification(), toy, **FEDERATED)
 
 
 def test_a_reduced_loss_is_not_averaged_once_more(toy: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,8 +11,10 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+import sordino as sd
+from conftest import cross_entropy
 from sordino import Budget, Fixed, FixedOrder, Ledger, Method, Poisson, Quantile, Shuffled, Tree, Unclipped
 from sordino.clipping import PerLayer
 from sordino.data.sampling import sampling_named
@@ -212,3 +215,26 @@ def test_the_journal_is_asked_before_the_threshold_moves() -> None:
         door()
     assert door.clip_state == before
     assert door.ledger.charges == 1  # first, whatever happens
+
+
+def test_one_unit_alone_is_warned_of_where_there_is_noise() -> None:
+    alone = Terms(Fixed(1.0), Gaussian(), Poisson(0.5), 1, STEPS, multiplier=1.0)
+    with pytest.warns(UserWarning, match="one unit only: with privacy nothing can be learnt from it"):
+        alone.warn_if_alone()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        replace(alone, multiplier=0.0).warn_if_alone()
+        replace(alone, units=2).warn_if_alone()
+
+
+@pytest.mark.parametrize("start", [sd.train, sd.federate])
+def test_training_on_one_unit_is_warned_of(start: Any) -> None:
+    rows, noise = (
+        (torch.ones(1, 3), torch.zeros(1, dtype=torch.int64)),
+        {"noise_multiplier": 1.0, "delta": 1e-3},
+    )
+    few: dict[str, Any] = {"epochs": 1, "method": "dp-sgd"}
+    if start is sd.federate:
+        few = {"rounds": 1, "clients": 1, "per_round": 1, "engine": "looped", "workers": 1}
+    with pytest.warns(UserWarning, match="there is one unit only"):
+        start(nn.Linear(3, 2), cross_entropy, rows, accountant="rdp", **noise, **few)

@@ -29,6 +29,7 @@ from sordino.clipping.policy import Answer, ClippingPolicy, Probe
 from sordino.data import Examples, Sampling, as_examples, tree_map, units_of
 from sordino.data.chance import seeded
 from sordino.gradients import MOST_UNITS, Engine, Loss, Norms, Unsuitable, rounding_of_sums
+from sordino.gradients.calls import where_scores_are
 from sordino.noise import Gaussian, GaussianNoise, Mechanism, Streams
 from sordino.noise.grid import ROUNDING, grid_for
 from sordino.privacy import Ledger
@@ -335,9 +336,11 @@ class ExampleGate(Door):
                 raise
             except Exception as problem:
                 problems.append(problem)
+        inputs, _ = self._on_device(rows[0])
         raise Unsuitable(
-            f"the model fails on made-up rows ({type(problems[0]).__name__}: {problems[0]}): mend it, or if it cannot "
-            "run on made-up values give five rows that are public, as template=(inputs, targets)"
+            where_scores_are(self.engine.model, inputs, problems[0])
+            or f"the model fails on made-up rows ({type(problems[0]).__name__}: {problems[0]}): mend it, or if it "
+            "cannot run on made-up values give five rows that are public, as template=(inputs, targets)"
         ) from problems[0]
 
 

@@ -10,10 +10,12 @@ import importlib
 import inspect
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
+
+_ALSO_CALLED = {"lr": "learning_rate", "eta": "learning_rate", "C": "threshold", "max_grad_norm": "threshold"}
 
 
 @dataclass(frozen=True)
@@ -114,7 +116,9 @@ class Registry(Mapping[str, Any]):
         known = self.settings(key)
         for setting, value in chosen.items():
             if setting not in known:
-                raise ValueError(f"{key} has no setting {setting!r}: it has {', '.join(known) or 'none'}")
+                raise ValueError(
+                    f"{key} has no setting {setting!r}: it has {', '.join(known) or 'none'}{meant(setting, known)}"
+                )
             if setting in self._parts:
                 chosen[setting] = self._parts[setting].part(value)
             if not _fits(chosen[setting], known[setting]):
@@ -188,6 +192,17 @@ class Registry(Mapping[str, Any]):
         return f": write it as in {key}:{example}" if example else ""
 
 
+def meant(setting: str, known: Iterable[str]) -> str:
+    """The end of a message about a setting that there is not: which one may have been meant.
+
+    >>> meant("lr", ["learning_rate", "decay"])
+    '; did you mean learning_rate?'
+    """
+    known = list(known)
+    close = difflib.get_close_matches(_ALSO_CALLED.get(setting, setting), known, n=1)
+    return f"; did you mean {close[0]}?" if close else ""
+
+
 def _loaded(home: str) -> Any:
     module, _, path = home.partition(":")
     found = importlib.import_module(f"sordino.{module}")
@@ -254,3 +269,34 @@ def _shown(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:g}"
     return str(value).lower() if value is None or isinstance(value, bool) else str(value)
+
+
+def is_number(value: Any) -> bool:
+    """Whether it can be reckoned with: no text, and nothing that only holds numbers.
+
+    >>> [is_number(value) for value in (3, 2.5, "3", None, [3])]
+    [True, True, False, False, False]
+    """
+    return hasattr(value, "__float__") and not isinstance(value, bool) and not getattr(value, "shape", ())
+
+
+def is_whole(value: Any) -> bool:
+    """Whether it is a whole number.
+
+    >>> [is_whole(value) for value in (3, 3.0, 2.5, float("inf"), "3")]
+    [True, True, False, False, False]
+    """
+    return is_number(value) and value % 1 == 0
+
+
+def said(value: Any) -> str:
+    """A value as a message quotes it: a number or a word as it is, of anything else its type.
+
+    >>> said("3"), said(2.5), said([1, 2])
+    ("'3'", '2.5', 'a list')
+    """
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    if value is None or isinstance(value, str | bool):
+        return repr(value)
+    return str(value) if is_number(value) else f"a {type(value).__name__}"

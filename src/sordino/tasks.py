@@ -91,7 +91,7 @@ class Task:
 
     def sums(self, scores: Any, targets: Any) -> dict[str, Sequence[Any]]:
         """What a batch adds to each metric."""
-        return {name: _sums(metric, scores, targets) for name, metric in self.metrics.items()}
+        return {name: _sums(name, metric, scores, targets) for name, metric in self.metrics.items()}
 
     def results(self, totals: Mapping[str, Sequence[Any]]) -> dict[str, float]:
         return {
@@ -161,6 +161,12 @@ def reconstruction(scores: Callable[[Any], Any] | None = None) -> Task:
 
 def as_task(loss: Loss | Task) -> Task:
     """A plain loss is a task whose metrics follow from what the model returns: accuracy where that is class scores."""
+    makers: dict[str, Any] = {
+        each.__name__: each for each in (classification, regression, next_words, reconstruction)
+    }
+    for name, maker in makers.items():
+        if loss is maker:
+            raise ValueError(f"{name} makes a task: call it, as in {name}()")
     return loss if isinstance(loss, Task) else _Guessed(loss)
 
 
@@ -216,7 +222,7 @@ def evaluate(
             inputs, targets = tree_map(lambda leaf: leaf.to(device), rows)
             with _quoting_nothing():
                 scores = task.scores_of(call_model(model, inputs))
-                losses = task.loss(scores, targets)
+                losses = _losses(task, scores, targets, quoting=prefix == "test_")
                 check_loss(losses, min(batch, len(examples) - start))
                 total += float(losses.sum())
                 found = task.sums(scores, targets)
@@ -227,6 +233,24 @@ def evaluate(
     with _quoting_nothing():
         measured = {f"{prefix}{name}": value for name, value in task.results(sums).items()}
     return {**measured, f"{prefix}loss": total / len(examples)}
+
+
+def _losses(task: Task, scores: Any, targets: Any, quoting: bool) -> Any:
+    try:
+        return task.loss(scores, targets)
+    except Exception:
+        if quoting and _are_labels(targets) and _are_class_scores(scores):
+            _check_labels(targets, scores.shape[1])
+        raise
+
+
+def _check_labels(labels: Tensor, scores: int) -> None:
+    largest = int(labels.max())
+    if largest >= scores:
+        raise Unsuitable(
+            f"held-out labels reach {largest} and the model has {scores} scores, for labels 0..{scores - 1}: give the "
+            "model more of them, or mend the labels"
+        )
 
 
 @contextmanager
@@ -247,12 +271,15 @@ def _added(totals: Sequence[Any], part: Sequence[Any]) -> list[Any]:
     return [one + other for one, other in zip(totals, part, strict=True)]
 
 
-def _sums(metric: Callable[[Any, Any], Tensor] | Metric, scores: Any, targets: Any) -> Sequence[Any]:
+def _sums(
+    name: str, metric: Callable[[Any, Any], Tensor] | Metric, scores: Any, targets: Any
+) -> Sequence[Any]:
     if isinstance(metric, Metric):
         return metric.sums(scores, targets)
     values = metric(scores, targets)
     if not isinstance(values, Tensor) or values.dim() != 1:
-        raise Unsuitable("a metric gives one value for each example")
+        got = f"shape {tuple(values.shape)}" if isinstance(values, Tensor) else f"a {type(values).__name__}"
+        raise Unsuitable(f"a metric gives one value for each example, but {name!r} gave {got}")
     return float(values.sum()), len(values)
 
 

@@ -18,6 +18,7 @@ from sordino.noise import Mechanism, Releases, gaussian
 from sordino.privacy import Budget, noise_for
 from sordino.privacy.budget import check_delta
 from sordino.privacy.tails import check_reach
+from sordino.warn import warn
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
@@ -98,6 +99,10 @@ class Terms:
         """Raise ValueError where a unit could move the sum without bound, for parameters of these names."""
         if self.multiplier and not math.isfinite(self.clip.sensitivity(self.clip.start(names))):
             raise ValueError("noise without clipping gives no guarantee: choose a clipping policy")
+
+    def warn_if_alone(self) -> None:
+        if self.multiplier and self.units == 1:
+            warn("there is one unit only: with privacy nothing can be learnt from it")
 
     def within(
         self, budget: Budget | None, noise_multiplier: float | None, delta: float | None, accountant: str

@@ -17,6 +17,7 @@ from sordino.descent import Descent, DescentPlan
 from sordino.gate import ExampleGate, Members
 from sordino.gradients import Engine, Loss, refuse
 from sordino.methods import Method, method_named
+from sordino.registry import is_number, said
 from sordino.runs import Run
 from sordino.runs.conductor import conduct
 from sordino.runs.options import Options, RunOptions, taken
@@ -95,7 +96,7 @@ def train(
     refuse(model)  # before any data is touched
     method = method_named(method) if isinstance(method, str) else method
     if not isinstance(method, Method):
-        raise ValueError(f"method must be a name or a Method such as adadp(), not {method!r}")
+        raise ValueError(f"method must be a name or a Method such as adadp(), not {said(method)}")
     members = Members(len(examples), groups)
     with recorded(asked, model) as recording:
         microbatch = recording.chosen("microbatch", microbatch)
@@ -128,8 +129,8 @@ def _plan(
     epochs = default_epochs(units) if epochs is None else epochs
     sampling = sampling or method.noise.sampling
     how = sampling_named(sampling, batch_size, units)
-    if not epochs > 0 or not math.isfinite(epochs):
-        raise ValueError(f"epochs must be positive, not {epochs:g}")
+    if not is_number(epochs) or not epochs > 0 or not math.isfinite(epochs):
+        raise ValueError(f"epochs must be a positive number, not {said(epochs)}")
     per_epoch = how.steps_per_epoch(units)
     steps, batches = method.step.steps(max(1, round(epochs * per_epoch)), per_epoch)
     noise = method.noise.planned(batches, per_epoch)
@@ -139,6 +140,7 @@ def _plan(
     method.step.check(terms.multiplier)
     if delta is not None and delta >= 1 / units:
         warn(f"delta {delta:g} is not below 1/n = {1 / units:.3g}: it allows publishing somebody whole")
+    terms.warn_if_alone()
     return DescentPlan(
         data=asked.data_name,
         unit=members.unit,

@@ -53,7 +53,24 @@ def initial_model(spec: str, loaded: Loaded, seed: int | None) -> nn.Module:
     return network
 
 
-def budget_of(epsilon: float | None, delta: float | None, noise_multiplier: float | None) -> Budget | None:
+def loaded_data(data: str, classes: int | None) -> Loaded:
+    from sordino.data import load
+
+    with warnings_in_one_line():
+        return load(data, classes=classes)
+
+
+def check_chance(seed: int | None, secure: bool) -> None:
+    if secure and seed is not None:
+        raise ValueError("--secure takes its randomness from the operating system: leave out --seed")
+
+
+def budget_of(
+    epsilon: float | None,
+    delta: float | None,
+    noise_multiplier: float | None,
+    such_as: str = "1 over the number of units, such as 1e-5",
+) -> Budget | None:
     """The budget the options name; None if they name a noise multiplier, or nothing."""
     from sordino.privacy import Budget
     from sordino.privacy.budget import check_delta
@@ -62,9 +79,7 @@ def budget_of(epsilon: float | None, delta: float | None, noise_multiplier: floa
         raise ValueError("give either --epsilon or --noise-multiplier, not both")
     if epsilon is not None:
         if delta is None:
-            raise ValueError(
-                "--epsilon needs a --delta: choose one well below 1 over the number of units, such as 1e-5"
-            )
+            raise ValueError(f"--epsilon needs a --delta: choose one well below {such_as}")
         return Budget(epsilon, delta)
     if noise_multiplier is not None and delta is not None:
         check_delta(delta)
@@ -155,8 +170,7 @@ def run_and_show(folder: Path, as_json: bool, run: Callable[[], Run], lines: Cal
     """Run, say how to go on if it is interrupted, and print what came of it: ``lines``, or one JSON object."""
     from sordino.runs import to_json
 
-    with warnings.catch_warnings(), interruptible(folder):
-        warnings.showwarning = show_warning
+    with warnings_in_one_line(), interruptible(folder):
         done = run()
     if as_json:
         print(to_json({**done.summary, "run": str(folder)}))
@@ -187,6 +201,13 @@ def promised_lines(run: Run, spent_by: str) -> Lines:
     yield "spent by", f"{spent_by}, {noise}"
     if summary["seeded"]:
         yield "seeded", "a known seed voids the guarantee: for experiments only"
+
+
+@contextmanager
+def warnings_in_one_line() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.showwarning = show_warning
+        yield
 
 
 def show_warning(message: Warning | str, *_: Any, **__: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +10,9 @@ import sordino.cli.options as given
 from sordino.cli.common import (
     Lines,
     budget_of,
+    check_chance,
     initial_model,
+    loaded_data,
     measured_lines,
     parsed_settings,
     promised_lines,
@@ -17,11 +20,12 @@ from sordino.cli.common import (
     run_folder,
     task_for,
 )
-from sordino.named import CLIPS, LOCAL_RULES, NOISES, PARTICIPATIONS, SERVERS
+from sordino.named import ALGORITHMS, CLIPS, LOCAL_RULES, NOISES, PARTICIPATIONS, SERVERS
+from sordino.registry import meant
 
 if TYPE_CHECKING:
     from sordino.clipping.policy import ClippingPolicy
-    from sordino.data import Loaded, Sampling
+    from sordino.data import Loaded
     from sordino.data.partitions import Partition
     from sordino.federated.algorithms import Algorithm
     from sordino.federated.local import LocalRule
@@ -30,12 +34,16 @@ if TYPE_CHECKING:
 
 # torch and the accountants load slowly: they are imported inside the command, so that --help is quick.
 
+_EVERYBODYS = ("learning_rate", "decay", "keep_rates")  # settings of any federation
+_CLIPPING = ("threshold", "target_quantile", "speed")
+_CLIENTS = 100  # where neither an option nor the data says how many
+
 
 def federate(
     data: given.Data,
     algorithm: given.Algorithm = None,
     clients: given.Clients = None,
-    per_round: given.PerRound = 10,
+    per_round: given.PerRound = None,
     rounds: given.Rounds = 100,
     partition: given.Partition = None,
     holdout: given.Holdout = 0,
@@ -72,25 +80,27 @@ def federate(
     as_json: given.AsJson = False,
 ) -> None:
     """Train one model across many clients, on this machine, with or without privacy for each of them."""
-    budget = budget_of(epsilon, delta, noise_multiplier)
+    budget = budget_of(epsilon, delta, noise_multiplier, _well_below(clients))
     private = budget is not None or noise_multiplier is not None
     if delta is not None and not private:
         raise ValueError("--delta needs an --epsilon or a --noise-multiplier: there are no defaults")
+    check_chance(seed, secure)
     if resume and out is None:
         raise ValueError("--resume needs the directory of the run: give it as --out")
     parts = _parts(parsed_settings(settings or []), algorithm, local, server, private)
 
-    from sordino.data import load
     from sordino.federated import Conditions
     from sordino.federated import federate as run_federation
     from sordino.models import default_model
 
     conditions = Conditions(drop_out, slowness, deadline, over_selection)
-    loaded = load(data, classes=classes)
+    loaded = loaded_data(data, classes)
     spec = model or default_model(loaded.name, loaded.input_shape)
     network = initial_model(spec, loaded, seed)
     folder = run_folder(out, loaded.name)
     dealt = _partition(partition, loaded)
+    there = _clients(clients, dealt, holdout)
+    per_round = min(10, there) if per_round is None else per_round
     recorded: dict[str, Any] = {
         "out": folder,
         "resume": resume,
@@ -100,7 +110,7 @@ def federate(
     run = partial(
         run_federation, network, task_for(loaded), loaded.train, **parts, **recorded,
         rounds=rounds, clients=clients, partition=dealt, holdout=holdout, per_round=per_round,
-        participation=_participation(participation, per_round, clients, dealt, holdout),
+        participation=None if participation is None else PARTICIPATIONS.parsed(participation, per_round, there),
         local_epochs=local_epochs, batch_size=batch_size, top_up=not short_batches, max_examples=max_examples,
         conditions=conditions, patience=patience, engine=engine, workers=workers, store=store, device=device,
         budget=budget, noise_multiplier=noise_multiplier, delta=None if budget is not None else delta,
@@ -120,15 +130,33 @@ def _parts(
     keep_rates = chosen.pop("keep_rates", True)
     if not isinstance(keep_rates, bool):
         raise ValueError(f"keep_rates must be true or false, not {keep_rates!r}")
+    others = {
+        "noise": _noise(chosen, server, private),
+        "clip": _clip(chosen) if private else None,
+        "local": _local(local, chosen, server),
+    }
+    named = algorithm or ("fedavg" if server is not None or private else "adabest")
+    _check_left(
+        chosen, named, [*_EVERYBODYS, *(_CLIPPING if private else ()), *_locals(local, server)], server
+    )
     return {
         "rate": rate,
         "decay": decay,
         "keep_rates": keep_rates,
-        "noise": _noise(chosen, server, private),
-        "clip": _clip(chosen) if private else None,
-        "local": _local(local, chosen, server),
-        "algorithm": _algorithm(algorithm, server, chosen, private),
+        **others,
+        "algorithm": _algorithm(named, server, chosen, private),
     }
+
+
+def _check_left(chosen: dict[str, Any], algorithm: str, elsewhere: list[str], server: str | None) -> None:
+    """What no other part took must be the algorithm's, or its server's."""
+    own = [*ALGORITHMS.settings(ALGORITHMS.key(algorithm)), *(["momentum"] if server is not None else [])]
+    for name in chosen:
+        if name not in own:
+            raise ValueError(
+                f"{algorithm} has no setting {name!r}: it has {', '.join(own) or 'none'}, and a federation like "
+                f"this has {', '.join(elsewhere)}{meant(name, [*elsewhere, *own])}"
+            )
 
 
 def _number(chosen: dict[str, Any], name: str, default: float) -> float:
@@ -158,7 +186,7 @@ def _noise(chosen: dict[str, Any], server: str | None, private: bool) -> Mechani
 
 def _clip(chosen: dict[str, Any]) -> ClippingPolicy:
     """A threshold that follows a quantile, or stays if one is given alone."""
-    given = _some(chosen, "threshold", "target_quantile", "speed")
+    given = _some(chosen, *_CLIPPING)
     start = _number(dict(given), "threshold", 0.1)
     clip: ClippingPolicy = (
         CLIPS.named("fixed", given)
@@ -171,17 +199,20 @@ def _clip(chosen: dict[str, Any]) -> ClippingPolicy:
 def _local(name: str, chosen: dict[str, Any], server: str | None) -> LocalRule:
     from sordino.federated.local import local_named
 
+    return local_named(name, _some(chosen, *_locals(name, server)))
+
+
+def _locals(name: str, server: str | None) -> list[str]:
+    """The settings of the clients' rule; a momentum is the server's if there is one."""
     mine = LOCAL_RULES.settings(LOCAL_RULES.key(name))
-    if server is not None:
-        mine.pop("momentum", None)  # the server's
-    return local_named(name, _some(chosen, *mine))
+    return [setting for setting in mine if server is None or setting != "momentum"]
 
 
-def _algorithm(name: str | None, server: str | None, chosen: dict[str, Any], private: bool) -> Algorithm:
+def _algorithm(name: str, server: str | None, chosen: dict[str, Any], private: bool) -> Algorithm:
     from sordino.federated.algorithms import algorithm_named, server_named
 
     if server is not None:
-        if name not in (None, "fedavg", "fedprox"):
+        if name not in ("fedavg", "fedprox"):
             raise ValueError(f"{name} has its own server: leave out --server, or use --algorithm fedavg")
         if server.startswith("dp-") and not private:
             raise ValueError(
@@ -190,7 +221,7 @@ def _algorithm(name: str | None, server: str | None, chosen: dict[str, Any], pri
         if "momentum" in chosen and "momentum" not in SERVERS.settings(SERVERS.key(server)):
             raise ValueError(f"the server {server} has no momentum: use sgdm or ftrlm")
         chosen["server"] = server_named(server, _some(chosen, "momentum"))
-    return algorithm_named(name or ("fedavg" if server is not None or private else "adabest"), chosen)
+    return algorithm_named(name, chosen)
 
 
 def _partition(text: str | None, loaded: Loaded) -> Partition | str:
@@ -203,15 +234,16 @@ def _partition(text: str | None, loaded: Loaded) -> Partition | str:
     return text or "iid"
 
 
-def _participation(
-    text: str | None, per_round: int, clients: int | None, dealt: Partition | str, holdout: int
-) -> Sampling | None:
-    if text is None:
-        return None
+def _clients(given: int | None, dealt: Partition | str, holdout: int) -> int:
+    """How many train."""
     known = None if isinstance(dealt, str) else dealt.clients
-    there = clients or (100 if known is None else max(1, known - holdout))
-    found: Sampling = PARTICIPATIONS.parsed(text, per_round, there)
-    return found
+    return max(1, given or (_CLIENTS if known is None else known - holdout))
+
+
+def _well_below(clients: int | None) -> str:
+    """For a delta, in words: a tenth of 1/clients or less, as a power of ten."""
+    exponent = math.ceil(math.log10(max(1, clients or _CLIENTS))) + 1
+    return f"1/clients, such as 1e-{exponent}"
 
 
 def _lines(run: Run) -> Lines:

@@ -71,7 +71,10 @@ Algorithm = Annotated[
 Clients = Annotated[
     int | None, typer.Option(help="That train; by default 100, or all there are in the data.")
 ]
-PerRound = Annotated[int, typer.Option(help="Clients in a round; under privacy expected, or exactly.")]
+PerRound = Annotated[
+    int | None,
+    typer.Option(help="Clients in a round; under privacy expected, or exactly. By default 10, or all."),
+]
 Rounds = Annotated[int, typer.Option(help="How many.")]
 Partition = Annotated[str | None, typer.Option(help=f"Who has which rows: {PARTITIONS.help()}.")]
 Holdout = Annotated[int, typer.Option(help="Further clients that never train, to tune by.")]

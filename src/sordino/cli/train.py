@@ -9,7 +9,9 @@ import sordino.cli.options as given
 from sordino.cli.common import (
     Lines,
     budget_of,
+    check_chance,
     initial_model,
+    loaded_data,
     measured_lines,
     parsed_settings,
     promised_lines,
@@ -49,11 +51,11 @@ def train(
 ) -> None:
     """Train a model privately: a budget goes in; a model, a certificate and a report come out."""
     budget = budget_of(epsilon, delta, noise_multiplier)
+    check_chance(seed, secure)
     if resume and out is None:
         raise ValueError("--resume needs the directory of the run: give it as --out")
     chosen = parsed_settings(settings or [])
 
-    from sordino.data import load
     from sordino.methods import method_named
     from sordino.models import default_model
     from sordino.training import train as run_training
@@ -63,7 +65,7 @@ def train(
         raise ValueError(
             f"{how.name} needs a budget: give --epsilon and --delta (or --noise-multiplier); there are no defaults"
         )
-    loaded = load(data, classes=classes)
+    loaded = loaded_data(data, classes)
     spec = model or default_model(loaded.name, loaded.input_shape)
     folder = run_folder(out, loaded.name)
     run = partial(

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from sordino.data.loaded import Loaded
 from sordino.data.wrong import Wrong, dtype_word, wrong_with
+from sordino.warn import warn
 
 _PAIRS = (("x", "y"), ("inputs", "targets"), ("x_train", "y_train"))
 _TEST_PAIR = ("x_test", "y_test")
@@ -38,6 +39,10 @@ def load_npz(path: Path, classes: int | None = None) -> Loaded:
         raise ValueError(
             f"{path}: training and test inputs have different shapes {shapes}: make them the same"
         )
+    if test is not None and not bool(test[0].isfinite().all()):  # private rows are not looked at like this
+        raise ValueError(
+            f"{path}: {_TEST_PAIR[0]} holds numbers that are not finite: mend or leave out those rows"
+        )
     largest = max(int(targets.max()) for _, targets in parts)
     declared = classes is not None
     if classes is None:
@@ -47,6 +52,9 @@ def load_npz(path: Path, classes: int | None = None) -> Loaded:
                 f"{path}: labels are not numbered 0..k-1, so they do not tell the number of classes: number them "
                 "so, or declare classes"
             )
+        warn(
+            f"{classes} classes, read from the labels: give classes (--classes) if that is not what you mean"
+        )
     elif largest >= classes:
         raise ValueError(f"{path}: labels are too large for classes={classes}: number them 0..{classes - 1}")
     return Loaded(

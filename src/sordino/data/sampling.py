@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from sordino.named import SAMPLINGS
 from sordino.privacy.events import release, sampled_without_replacement
+from sordino.registry import is_whole, said
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
@@ -458,8 +459,8 @@ def sampling_named(name: str, batch_size: int, units: int) -> Sampling:
     Poisson(rate=0.25)
     """
     SAMPLINGS.key(name)
-    if batch_size < 1:
-        raise ValueError(f"the batch size must be at least 1, not {batch_size}")
+    if not is_whole(batch_size) or batch_size < 1:
+        raise ValueError(f"the batch size must be a whole number, at least 1, not {said(batch_size)}")
     if batch_size > units:
         raise ValueError(
             f"a batch of {batch_size} is more than the {units} units there are: use at most {units}"

@@ -33,6 +33,7 @@ from sordino.federated.simulator import Simulator
 from sordino.federated.user_level import UserGate
 from sordino.gradients import Loss, refuse
 from sordino.noise import Gaussian, Streams
+from sordino.registry import is_whole, said
 from sordino.runs import Run
 from sordino.runs.conductor import conduct
 from sordino.runs.options import Callback, Options, taken
@@ -154,8 +155,8 @@ def _algorithm(given: Algorithm | str | None, private: bool) -> Algorithm:
 def _check(
     rounds: int, algorithm: Algorithm, training: LocalTraining, promised: UserPrivacy, asked: Options
 ) -> None:
-    if rounds < 1 or rounds != int(rounds):
-        raise ValueError(f"rounds must be a whole number of at least 1, not {rounds:g}")
+    if not is_whole(rounds) or rounds < 1:
+        raise ValueError(f"rounds must be a whole number of at least 1, not {said(rounds)}")
     check_composition(algorithm, training.rule)
     if not asked.wants_privacy and (asked.delta is not None or asked.secure or promised != UserPrivacy()):
         raise ValueError(
@@ -194,6 +195,7 @@ def _warn_of_noise(terms: Terms, delta: float | None, size: int) -> None:
         warn(
             f"delta {delta:g} is not below 1/clients = {1 / terms.units:.3g}: it allows publishing somebody whole"
         )
+    terms.warn_if_alone()
     assert terms.steps is not None
     expected = terms.expected_batch
     if terms.noise.independent and terms.multiplier * math.sqrt(size) > expected * math.sqrt(terms.steps):

@@ -74,7 +74,8 @@ def machinery_for(federation: Federation, recording: Recording, expected: float)
     engine = recording.chosen("engine", engine)
     gradients = engine_named("looped" if engine == "auto" else engine, model, loss, vector, reuse=True)
     if not isinstance(rule, OwnLoop):
-        check_gradients(gradients, vector.theta, population, plan, federation.private or engine == "auto")
+        strictly = federation.private or engine == "auto"
+        check_gradients(model, gradients, vector.theta, population, plan, strictly)
     if engine == "auto":
         engine, gradients = measured_engine(model, loss, vector, population, plan, chunk)
     workplace = Workplace(population, gradients, federation.algorithm, rule, plan, public, draws)

@@ -10,6 +10,7 @@ from sordino.federated.conditions import Conditions
 from sordino.federated.local import LocalRule, OwnLoop, local_named
 from sordino.federated.population import LocalPlan
 from sordino.noise import Mechanism
+from sordino.registry import said
 from sordino.runs.options import RunOptions
 
 
@@ -102,6 +103,10 @@ class Means:
     store: str = "memory"
 
     def __post_init__(self) -> None:
+        if self.conditions is not None and not isinstance(self.conditions, Conditions):
+            raise ValueError(
+                f"conditions are written as in Conditions(drop_out=0.1), and not {said(self.conditions)}"
+            )
         if self.workers is not None and self.workers < 1:
             raise ValueError(f"workers must be at least 1, not {self.workers}")
         if self.chunk is not None and self.chunk < 1:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from sordino.data import Examples, as_examples, tree_map
+from sordino.registry import is_whole, said
 
 Rows = npt.NDArray[np.int64]
 
@@ -79,8 +80,8 @@ class LocalPlan:
 
     def __post_init__(self) -> None:
         for name, value in (("local_epochs", self.epochs), ("batch_size", self.batch_size)):
-            if value < 1 or value != int(value):
-                raise ValueError(f"{name} must be a whole number of at least 1, not {value:g}")
+            if not is_whole(value) or value < 1:
+                raise ValueError(f"{name} must be a whole number of at least 1, not {said(value)}")
         if self.max_examples is not None and self.max_examples < 1:
             raise ValueError(f"max_examples must be at least 1, not {self.max_examples}")
 

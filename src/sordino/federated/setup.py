@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from sordino.clipping import ClippingPolicy
-from sordino.data import Examples, Poisson, Sampling, Shuffled, WithoutReplacement, as_examples
+from sordino.data import Examples, Poisson, Sampling, Shuffled, WithoutReplacement, as_examples, tree_map
 from sordino.data.partitions import Natural, Partition, partition_named
 from sordino.described import described
 from sordino.federated.algorithms import Algorithm
@@ -29,6 +29,7 @@ from sordino.federated.population import LocalPlan, Population, Rows, rows_or_no
 from sordino.federated.rounds import made_up_batch, own_update
 from sordino.federated.store import ClientStore
 from sordino.gradients import Loss, Unsuitable
+from sordino.gradients.calls import where_scores_are
 from sordino.noise import Mechanism, Streams
 from sordino.runs.resume import behaviour
 from sordino.runs.writing import writing
@@ -210,7 +211,12 @@ def check_own_loop(rule: OwnLoop, theta: Tensor, population: Population) -> None
 
 
 def check_gradients(
-    gradients: Gradients, theta: Tensor, population: Population, plan: LocalPlan, strictly: bool
+    model: nn.Module,
+    gradients: Gradients,
+    theta: Tensor,
+    population: Population,
+    plan: LocalPlan,
+    strictly: bool,
 ) -> None:
     """Try model and loss on made-up rows: where every client fails, privacy would be spent on noise alone.
 
@@ -228,7 +234,12 @@ def check_gradients(
             problems.append(problem)
     if strictly or isinstance(problems[0], ValueError):
         kind = "" if isinstance(problems[0], ValueError) else f"{type(problems[0]).__name__}: "
-        raise Unsuitable(f"clients of this model fail on made-up rows: {kind}{problems[0]}") from problems[0]
+        inputs = tree_map(lambda leaf: leaf.to(theta.device), population.examples.template(5)[0])
+        raise Unsuitable(
+            where_scores_are(model, inputs, problems[0])
+            or f"clients of this model fail on made-up rows: {kind}{problems[0]} (mend it, so that it runs on zeros "
+            "or on ones of the shape of the data)"
+        ) from problems[0]
 
 
 def check_disjoint(population: Population) -> None:

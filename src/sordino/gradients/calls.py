@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from sordino.gradients.refuse import Unsuitable
@@ -32,3 +33,23 @@ def check_loss(losses: Any, batch: int) -> None:
             f"the loss must return one value per example, {batch} for a batch of {batch}, but gave {got}: "
             "use reduction='none' and sum over everything but the batch"
         )
+
+
+def where_scores_are(model: nn.Module, inputs: Any, problem: Exception) -> str | None:
+    """What to do where a loss fails since the model returns no plain tensor; None where that is not the cause.
+
+    ``inputs`` are made up, or public.
+    """
+    if not isinstance(problem, TypeError | AttributeError):
+        return None
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            output = call_model(model, inputs)
+    except Exception:
+        return None  # it is the model that fails
+    if isinstance(output, Tensor):
+        return None
+    return (
+        f"the model returns a {type(output).__name__}: say where the scores are, as in "
+        f"classification(scores=lambda output: output.logits) ({type(problem).__name__}: {problem})"
+    )

@@ -6,6 +6,8 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
+from sordino.registry import said
+
 
 class Unsuitable(ValueError):
     """The model cannot be trained privately as it is; the message says what to change."""
@@ -13,6 +15,11 @@ class Unsuitable(ValueError):
 
 def refuse(model: nn.Module) -> None:
     """Raise ValueError, naming module and remedy, if a layer mixes examples while training."""
+    if not isinstance(model, nn.Module):
+        called = ", which has to be called" if isinstance(model, type) else ""
+        raise Unsuitable(
+            f"the model must be a torch.nn.Module such as nn.Linear(10, 2), not {said(model)}{called}"
+        )
     for name, module in model.named_modules():
         where = f"{name or 'the model'} ({type(module).__name__})"
         if isinstance(module, _BatchNorm):

@@ -5,19 +5,21 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from sordino.registry import is_number, said
+
 
 def check_epsilon(epsilon: float) -> float:
     """`epsilon` as a float, or a `ValueError` that says what to give instead."""
-    if not (math.isfinite(epsilon) and epsilon > 0):
-        raise ValueError(f"epsilon must be a finite number above 0, not {epsilon}: give for example 3")
+    if not (is_number(epsilon) and math.isfinite(epsilon) and epsilon > 0):
+        raise ValueError(f"epsilon must be a finite number above 0, not {said(epsilon)}: give for example 3")
     return float(epsilon)
 
 
 def check_delta(delta: float) -> float:
     """`delta` as a float, or a `ValueError` that says what to give instead."""
-    if not 0 < delta < 1:
+    if not (is_number(delta) and 0 < delta < 1):
         raise ValueError(
-            f"delta must lie strictly between 0 and 1, not {delta}: give less than 1/n, for example 1e-5"
+            f"delta must lie strictly between 0 and 1, not {said(delta)}: give less than 1/n, for example 1e-5"
         )
     return float(delta)
 

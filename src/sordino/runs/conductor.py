@@ -33,17 +33,19 @@ _CHECKPOINTS = 20
 def conduct(process: Process, plan: RunPlan, recording: Recording) -> Run:
     """Take all the steps that are left, and close the run."""
     score = _Score(process, plan, recording)
-    with process, score.bar:
-        for number in range(score.begin(), plan.steps):
-            repeatable = not process.step(number)
-            if not repeatable:
-                score.save(number + 1, unlogged=True)  # before anything of it is shown
-            score.show(number + 1)
-            if number + 1 in score.saves:
-                score.save(number + 1)
-        process.finish()
-        score.warn()
-        return closed_run(process, plan, recording, score.history)
+    with process:
+        done = score.begin()
+        with score.bar:  # not before: what is refused needs none
+            for number in range(done, plan.steps):
+                repeatable = not process.step(number)
+                if not repeatable:
+                    score.save(number + 1, unlogged=True)  # before anything of it is shown
+                score.show(number + 1)
+                if number + 1 in score.saves:
+                    score.save(number + 1)
+            process.finish()
+            score.warn()
+            return closed_run(process, plan, recording, score.history)
 
 
 class _Score:

@@ -87,11 +87,19 @@ class Options:
         """Move the model to where it is to be trained; batches follow it."""
         if self.device is None:
             return
+        _check_there(self.device)
         try:
             model.to(torch.device(self.device))
         except (RuntimeError, AssertionError, TypeError, NotImplementedError) as error:
             reason = str(error).splitlines()[0]
             raise ValueError(f"the model cannot be moved to device {str(self.device)!r}: {reason}") from error
+
+
+def _check_there(device: Any) -> None:
+    try:
+        torch.empty(0, device=torch.device(device))
+    except (RuntimeError, AssertionError, TypeError, NotImplementedError) as error:
+        raise ValueError(f"there is no device {str(device)!r} here: leave it out, or use cpu") from error
 
 
 def _times(evaluations: Any) -> int:
@@ -130,10 +138,19 @@ def taken(given: Mapping[str, Any], function: Callable[..., Any], *kinds: type[A
     known += [name for name, each in signature(function).parameters.items() if each.kind is each.KEYWORD_ONLY]
     for name in given:
         if name not in known:
-            close = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {close[0]}? " if close else ""
-            raise TypeError(f"there is no keyword {name!r}: {hint}there are {', '.join(sorted(known))}")
+            raise TypeError(f"there is no keyword {name!r}: {_instead(name, known)}")
     return [
         kind(**{name: given[name] for name in of_kind if name in given})
         for kind, of_kind in zip(kinds, names, strict=True)
     ]
+
+
+def _instead(name: str, known: Sequence[str]) -> str:
+    """What somebody who gave a keyword that there is not may have meant."""
+    if name == "epsilon":
+        return "give budget=(epsilon, delta), as in budget=(3, 1e-5)"
+    if name in ("lr", "learning_rate"):
+        a_method = "it is a setting of the method, as in method=dp_sgd(learning_rate=0.1)"
+        return "did you mean rate?" if "rate" in known else a_method
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.7)
+    return f"did you mean {close[0]}?" if close else f"there are {', '.join(sorted(known))}"

@@ -30,13 +30,26 @@ _FOLLOWS = {
     "steps": {"epochs", "rounds"},
     "batches": {"epochs"},
 }
+_FOLLOWS_FROM_DATA = {
+    "assumptions", "batch_size", "batches", "chunk", "clients", "clients_never_asked", "engine", "epochs", "groups",
+    "method", "model", "model or loss", "n", "noise_multiplier", "parameters", "participation", "partition",
+    "public_examples", "rows", "rows of the clients", "rows of the data", "steps", "steps_per_epoch", "test",
+    "units_in_no_batch",
+}  # fmt: skip
 
 
 def check_same_plan(saved: dict[str, Any], now: dict[str, Any]) -> None:
     # JSON turned tuples into lists; compare in that form.
     now = json.loads(json.dumps(now))
+    if ("rounds" in saved) != ("rounds" in now):  # which only federations have
+        kind = "federate" if "rounds" in saved else "train"
+        raise ValueError(
+            f"this directory holds a run of sordino {kind}: go on with it so, or choose another one"
+        )
     different = {name for name in {**saved, **now} if saved.get(name) != now.get(name)}
     different -= {name for name, causes in _FOLLOWS.items() if causes & different}
+    if "data" in different:
+        different -= _FOLLOWS_FROM_DATA
     if different:
         raise ValueError(
             f"this is not the run that was interrupted: {', '.join(sorted(different))} changed; "
