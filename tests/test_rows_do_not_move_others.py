@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -260,6 +261,17 @@ def test_threads_take_turns() -> None:
     gate = Gate(nn.Linear(3, 1), product, (torch.randn(8, 3), torch.ones(8, 1)), clip=Fixed(1.0), noise_multiplier=1.0,
                 sampling=Poisson(0.5))  # fmt: skip
     steps: list[int] = []
+    inside, most, sums_at = 0, 0, gate._sums_at
+
+    def slow(*args: Any) -> Any:
+        nonlocal inside, most
+        inside, most = inside + 1, max(most, inside + 1)
+        time.sleep(0.002)  # whoever does not wait comes in now
+        found = sums_at(*args)
+        inside -= 1
+        return found
+
+    gate._sums_at = slow  # type: ignore[method-assign]
     threads = [
         threading.Thread(target=lambda: steps.extend(gate().step for _ in range(10))) for _ in range(4)
     ]
@@ -267,6 +279,7 @@ def test_threads_take_turns() -> None:
         thread.start()
     for thread in threads:
         thread.join()
+    assert most == 1
     assert sorted(steps) == list(range(40))
     assert gate.ledger.charges == 40
 
