@@ -271,7 +271,7 @@ def test_threads_take_turns() -> None:
         inside -= 1
         return found
 
-    gate._sums_at = slow  # type: ignore[method-assign]
+    gate._sums_at = slow  # type: ignore[assignment]
     threads = [
         threading.Thread(target=lambda: steps.extend(gate().step for _ in range(10))) for _ in range(4)
     ]
