@@ -66,7 +66,9 @@ def test_npz_from_end_to_end(here: Path, monkeypatch: Any, capsys: Any) -> None:
     out, err = capsys.readouterr()
     summary = json.loads(out)
     assert (summary["data"], summary["n"]) == ("mine", 200)
-    assert err.startswith("sordino: warning: 2 classes, read from the labels: give classes (--classes) if that")
+    assert err.startswith(
+        "sordino: warning: 2 classes, read from the labels: give classes (--classes) if that"
+    )
 
 
 def bad_files(folder: Path) -> None:
