@@ -85,7 +85,7 @@ federated/simulator.py Simulator._stage
 federated/rounds.py chunks
 federated/pool.py Pool.__call__
 federated/rounds.py Workplace.finished
-federated/rounds.py Workplace._finished
+federated/rounds.py Workplace._made_by
 federated/rounds.py Workplace._stepped
 federated/local.py LocalRule.step
 federated/local.py LocalSgd.move

@@ -45,7 +45,9 @@ def how_much(run: Account) -> str:
     shown = show_epsilon(run.epsilon or 0.0, 3)
     if run.settled:
         return shown
-    return f"at least {shown} so far" + (f" (at {run.priced_at})" if run.priced_at else "")
+    planned = run.summary.get("planned_epsilon")
+    in_all = f", {show_epsilon(planned, 3)} in all if it ends" if isinstance(planned, float) else ""
+    return f"at least {shown} so far" + (f" (at {run.priced_at})" if run.priced_at else "") + in_all
 
 
 def reservations(run: Account) -> list[str]:
