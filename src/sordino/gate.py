@@ -401,8 +401,6 @@ class Gate(ExampleGate):
         template: tuple[Any, Any] | None = None,
         show_unprotected: bool = False,
     ) -> None:
-        if secure and seed is not None:
-            raise ValueError("secure=True takes its randomness from the operating system: leave out the seed")
         engine = Engine(model, as_task(loss).per_example, microbatch=microbatch, keep_loss=show_unprotected)
         examples = as_examples(data)
         members = Members(len(examples), groups)
