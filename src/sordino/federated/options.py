@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 from sordino.clipping.policy import ClippingPolicy
 from sordino.federated.conditions import Conditions
@@ -55,7 +56,7 @@ class LocalTraining:
         if not 0 < self.decay <= 1:
             raise ValueError(f"decay must be in (0, 1], not {self.decay:g}")
 
-    @property
+    @cached_property
     def rule(self) -> LocalRule | OwnLoop:
         return local_named(self.local) if isinstance(self.local, str) else self.local
 
