@@ -19,6 +19,7 @@ from sordino.steps import Plan
 
 # `make test` runs two processes, and the models here are small; a test that needs more threads asks for them.
 torch.set_num_threads(1)
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # of commands that tests start
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -142,7 +142,7 @@ def main(folder: Path, kind: str, most: int, every: int) -> None:
         before if most - closing >= len(before) else before[:: max(1, len(before) // max(1, most - closing))]
     )
     found = []
-    for change in sorted({*ends, *spread})[::-every]:
+    for change in sorted({1, *sorted({*ends, *spread})[::-every]}):  # one before there is a checkpoint, too
         out = folder / f"cut{change}"
         kill_before(kind, out, change)
         try:

@@ -225,7 +225,7 @@ def test_a_sample_of_all_is_a_plain_gaussian_of_sensitivity_two(z: float) -> Non
 
 def test_a_larger_sample_costs_more() -> None:
     # Up to a fifth of the units. Near all of them the bound for samples exceeds what no amplification costs.
-    step = [sampled_without_replacement(8.0, count, 100) for count in (1, 2, 5, 20)]
+    step = [sampled_without_replacement(8.0, count, 100) for count in (1, 5, 20)]
     costs = [price(repeat(sample, 100), 1e-5).epsilon for sample in step]
     assert costs == sorted(costs)
     assert costs[0] < costs[-1] / 5
@@ -275,9 +275,18 @@ def true_delta(epsilon: float, z: float, values: Sequence[float], other: float) 
     return max(float(np.maximum(a - math.exp(epsilon) * b, 0).sum() * step) for a, b in ((p, q), (q, p)))
 
 
-@pytest.mark.parametrize("units", [1, 2, 3])
-@pytest.mark.parametrize("z", [0.7, 1.5, 4.0])
-@pytest.mark.parametrize("delta", [1e-2, 1e-5])
+@pytest.mark.parametrize(
+    ("units", "z", "delta"),
+    [
+        (1, 0.7, 1e-2),
+        (2, 0.7, 1e-5),
+        (3, 1.5, 1e-2),
+        (1, 1.5, 1e-5),
+        (2, 4.0, 1e-2),
+        (3, 4.0, 1e-5),
+        (3, 0.7, 1e-2),
+    ],
+)
 def test_the_price_is_not_below_the_true_loss(units: int, z: float, delta: float) -> None:
     epsilon = price(sampled_without_replacement(z, 1, units), delta).epsilon
     neighbours = [
