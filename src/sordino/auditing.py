@@ -47,7 +47,6 @@ from sordino.privacy.audit import (
     whitened_ratio,
 )
 from sordino.runs.progress import TrainingBar
-from sordino.steps import Plan
 from sordino.terms import Terms
 
 if TYPE_CHECKING:
@@ -350,17 +349,7 @@ def _observe(setting: _Setting, seed: int | None, present: bool, seen: _Seen) ->
 def _follow(setting: _Setting, gate: ExampleGate, note: Any) -> None:
     """The steps of the method, as in training: how often it asks, and when the threshold moves, is its own matter."""
     method, theta = setting.method, gate.theta.zero_()
-    per_epoch = setting.sampling.steps_per_epoch(UNITS)
-    plan = Plan(
-        len(theta),
-        setting.steps,
-        setting.calls,
-        per_epoch,
-        gate.expected_batch,
-        setting.noise_multiplier,
-        gate.engine.vector.size,
-        method.noise.restart_steps(per_epoch),
-    )
+    plan = gate.terms.numbers(len(theta), setting.steps, gate.engine.vector.size)
     step_state, rate_state = method.step.start(theta, plan), method.rate.start(plan, theta)
     for step in range(setting.steps):
         rate = partial(method.rate.rate, step, rate_state)

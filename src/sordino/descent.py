@@ -18,7 +18,7 @@ from sordino.runs.plan import RunPlan
 from sordino.runs.process import Line, Process, Seen, State
 from sordino.runs.resume import digest, made_up_theta
 from sordino.runs.spending import Promise
-from sordino.steps import Plan, StepResult
+from sordino.steps import StepResult
 from sordino.vector import holding
 
 PublicLoss = Callable[[Tensor], Tensor]
@@ -32,7 +32,6 @@ class DescentPlan(RunPlan):
     epochs: float
     batch_size: int
     sampling: str
-    batches: int  # gate calls of all the steps together
 
     def particulars(self) -> dict[str, Any]:
         never = self.terms.sampling.never_drawn(self.terms.units)
@@ -42,23 +41,9 @@ class DescentPlan(RunPlan):
             "batch_size": self.batch_size,
             "sampling": self.sampling,
             "steps_per_epoch": self.terms.per_epoch,
-            "batches": self.batches,
+            "batches": self.terms.steps,
             **({"units_in_no_batch": never} if never else {}),
         }
-
-    def numbers(self, size: float) -> Plan:
-        """What rules and controllers may depend on; ``size`` is that of a typical parameter."""
-        terms = self.terms
-        return Plan(
-            self.parameters,
-            self.steps,
-            self.batches,
-            terms.per_epoch,
-            terms.expected_batch,
-            terms.multiplier,
-            size,
-            terms.noise.restart_steps(terms.per_epoch),
-        )
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -87,7 +72,7 @@ class Descent(Process):
         self.measures = measure is not None
         self._plan, self._method, self._pins, self._measure = plan, plan.method, pins, measure
         self._public_loss = public_loss
-        numbers = plan.numbers(gate.engine.vector.size)
+        numbers = plan.terms.numbers(plan.parameters, plan.steps, gate.engine.vector.size)
         self._step_state = self._method.step.start(self.theta, numbers)
         self._rate_state = self._method.rate.start(numbers, self.theta)
         self._average = None if self._method.average is None else self.theta.clone()

@@ -214,7 +214,7 @@ def evaluate(
     0.6666666666666666
     """
     examples, task = as_examples(data), as_task(loss)
-    device = next(iter(model.parameters())).device if any(True for _ in model.parameters()) else None
+    device = next((parameter.device for parameter in model.parameters()), None)
     total, sums = 0.0, dict[str, Sequence[Any]]()
     with evaluating(model), torch.no_grad():
         for start in range(0, len(examples), batch):

@@ -18,6 +18,7 @@ from sordino.noise import Mechanism, Releases, gaussian
 from sordino.privacy import Budget, noise_for
 from sordino.privacy.budget import check_delta
 from sordino.privacy.tails import check_reach
+from sordino.steps import Plan
 from sordino.warn import warn
 
 if TYPE_CHECKING:
@@ -94,6 +95,21 @@ class Terms:
     @property
     def caveat(self) -> str | None:
         return self.sampling.caveat
+
+    def numbers(self, parameters: int, steps: int, size: float, expected: float | None = None) -> Plan:
+        """What rules and controllers may depend on, in a run of so many steps; ``size`` is that of a typical parameter,
+        ``expected`` how many units a step has, where that is not what the sampling says."""
+        assert self.steps is not None
+        return Plan(
+            parameters,
+            steps,
+            self.steps,
+            self.per_epoch,
+            self.expected_batch if expected is None else expected,
+            self.multiplier,
+            size,
+            self.noise.restart_steps(self.per_epoch),
+        )
 
     def check_sensitivity(self, names: Sequence[str]) -> None:
         """Raise ValueError where a unit could move the sum without bound, for parameters of these names."""

@@ -156,7 +156,6 @@ def _plan(
         epochs=epochs,
         batch_size=batch_size,
         sampling=sampling,
-        batches=batches,
     )
 
 

@@ -25,7 +25,6 @@ from sordino.runs.plan import RunPlan
 from sordino.runs.process import Line, Process, Seen, State
 from sordino.runs.recording import Recording
 from sordino.runs.spending import Promise
-from sordino.steps import Plan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,21 +75,6 @@ class FederationPlan(RunPlan):
             **({"clients_never_asked": never} if never else {}),
         }
 
-    def numbers(self, size: float) -> Plan:
-        """What the server's rule may depend on; ``size`` is that of a typical parameter."""
-        terms = self.terms
-        restart = terms.noise.restart_steps(terms.per_epoch)
-        return Plan(
-            self.parameters,
-            self.steps,
-            self.steps,
-            terms.per_epoch,
-            self.expected,
-            terms.multiplier,
-            size,
-            restart,
-        )
-
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class SeenRound(Seen):
@@ -121,7 +105,7 @@ class Rounds(Process):
         self._measure = federation.measure(recording.asked.test)
         self.measures = self._measure is not None
         self._federation, self._plan, self._aggregate, self._store = federation, plan, aggregate, store
-        numbers = plan.numbers(federation.vector.size)
+        numbers = plan.terms.numbers(plan.parameters, plan.steps, federation.vector.size, plan.expected)
         self._server = plan.algorithm.start(self.theta, numbers, plan.public_examples)
         self._workers = workers
         self._show_clients = self.door is None or recording.asked.show_unprotected

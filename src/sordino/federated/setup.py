@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from sordino.clipping import ClippingPolicy
 from sordino.data import Examples, Poisson, Sampling, Shuffled, WithoutReplacement, as_examples, tree_map
-from sordino.data.partitions import Natural, Partition, partition_named
+from sordino.data.partitions import Partition, partition_named
 from sordino.described import described
 from sordino.federated.algorithms import Algorithm
 from sordino.federated.conditions import Conditions
@@ -167,11 +167,7 @@ def population_of(
         partition = partition_named(partition)
     if isinstance(partition, Partition):
         if clients is None:
-            clients = (
-                len(np.unique(partition.users)) - holdout
-                if isinstance(partition, Natural)
-                else _DEFAULT_CLIENTS
-            )
+            clients = _DEFAULT_CLIENTS if partition.clients is None else partition.clients - holdout
         if clients < 1:
             raise ValueError(f"a federation needs at least one client, not {clients}")
         parts = partition.deal(_labels(examples), clients + holdout, chance)

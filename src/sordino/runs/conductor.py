@@ -33,19 +33,18 @@ _CHECKPOINTS = 20
 def conduct(process: Process, plan: RunPlan, recording: Recording) -> Run:
     """Take all the steps that are left, and close the run."""
     score = _Score(process, plan, recording)
-    with process:
-        done = score.begin()
-        with score.bar:  # not before: what is refused needs none
-            for number in range(done, plan.steps):
-                repeatable = not process.step(number)
-                if not repeatable:
-                    score.save(number + 1, unlogged=True)  # before anything of it is shown
-                score.show(number + 1)
-                if number + 1 in score.saves:
-                    score.save(number + 1)
-            process.finish()
-            score.warn()
-            return closed_run(process, plan, recording, score.history)
+    done = score.begin()
+    with score.bar:  # not before: what is refused needs none
+        for number in range(done, plan.steps):
+            must_not_be_repeated = process.step(number)
+            if must_not_be_repeated:
+                score.save(number + 1, unlogged=True)  # before anything of it is shown
+            score.show(number + 1)
+            if number + 1 in score.saves:
+                score.save(number + 1)
+        process.finish()
+        score.warn()
+        return closed_run(process, plan, recording, score.history)
 
 
 class _Score:
@@ -91,7 +90,7 @@ class _Score:
         """run.json until the run is complete. What is spent by then is known: at any time it is no more than that."""
         planned = epsilon_to_json(self.process.promise.total.epsilon)
         ours = {"status": "running", "planned_epsilon": planned, "sordino_version": sordino_version()}
-        return {**ours, **self.plan.describe(), **ours}
+        return {**ours, **self.plan.describe()}  # which has none of these: see RunPlan
 
     def _pins(self) -> dict[str, Any]:
         """What was shown once stays said, and what was assumed stays assumed."""

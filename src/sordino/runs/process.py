@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any
 
 from torch import Tensor, nn
@@ -48,14 +47,6 @@ class Process(ABC):
     promise: Promise
     door: Door | None = None  # what it releases through, if anything is promised
     measures = True  # there are held-out rows to measure on
-
-    def __enter__(self) -> Process:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        return None
 
     @abstractmethod
     def pins(self, key: bytes) -> Mapping[str, Any]:
