@@ -25,6 +25,7 @@ ORDER = [
     "cache",
     "vector",
     "privacy",
+    "ledger",
     "data",
     "gradients",
     "hypergradient",

@@ -1,4 +1,4 @@
-"""What one run has released so far. A ledger that outlives runs comes later, behind the same interface."""
+"""What one run has released so far. What outlives runs is in ``sordino.ledger``."""
 
 from __future__ import annotations
 
@@ -127,6 +127,15 @@ class Ledger:
         except (KeyError, IndexError, TypeError, AttributeError) as err:
             raise ValueError(f"ledger state is malformed: {err!r}") from err
         return ledger
+
+    def absorb(self, other: Ledger) -> None:
+        """Charge everything that another one holds, under its keys."""
+        for prefix, ranges in other._numbered.items():
+            for first, last, index in ranges.to_lists():
+                for number in range(first, last + 1):
+                    self.charge(f"{prefix}:{number}", other._events[index])
+        for key, index in other._named.items():
+            self.charge(key, other._events[index])
 
     def _index_of(self, event: DpEvent) -> int:
         try:

@@ -1,0 +1,167 @@
+"""One run's account: what it has reserved, and what of it is spent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from sordino.ledger.chain import Entry
+from sordino.ledger.file import EntryFile, LedgerError
+from sordino.ledger.pricing import ORDERS_DIGEST, curve_of
+from sordino.privacy.events import event_from_json, event_to_json, leaves
+from sordino.privacy.ledger import Ledger
+from sordino.warn import warn
+
+if TYPE_CHECKING:
+    from dp_accounting import DpEvent
+
+
+@dataclass(frozen=True)
+class Account:
+    """An open reservation, from which a run pays before each release.
+
+    Guarantee: what was paid is in the file, whatever happens to the process; nothing is paid beyond what was reserved,
+    nor after it was closed. What is reserved counts as spent until then.
+
+    Args:
+        file: Of the ledger.
+        data: The declared name of the data set.
+        run: Under which it was reserved.
+        prefix: Of the keys of what it pays, for a part of something larger.
+
+    >>> from sordino.ledger import LedgerFile
+    >>> from sordino.privacy import gaussian, repeat
+    >>> import tempfile, pathlib
+    >>> book = LedgerFile(pathlib.Path(tempfile.mkdtemp()) / "ledger.db")
+    >>> account = book.reserve("patients", repeat(gaussian(2.0), 3), delta=1e-5)
+    >>> account.spend("step:0", gaussian(2.0))
+    >>> account.close()
+    >>> book.runs("patients")[0].charges
+    1
+    """
+
+    file: EntryFile
+    data: str
+    run: str
+    prefix: str = ""
+
+    def part(self, name: str) -> Account:
+        """The account of one of several runs that were reserved together."""
+        return replace(self, prefix=f"{self.prefix}{name}/")
+
+    def spend(self, key: str, event: DpEvent) -> None:
+        """Pay for a release before it is made; a key that was paid before, with the same event, costs nothing more."""
+        self.spend_all({key: event})
+
+    def spend_all(self, charges: Mapping[str, DpEvent]) -> None:
+        """Pay for several releases at once, before any of them is made."""
+        with self.file.writing() as (entries, append):
+            found = entries.of_run(self.run)
+            spent, new = spent_so_far(found), Ledger()
+            for key, event in charges.items():
+                if spent.charge(self.prefix + key, event):
+                    new.charge(self.prefix + key, event)
+            if not new.charges:
+                return
+            if is_closed(found):
+                raise LedgerError(
+                    f"run {self.run} was closed in the ledger and may release nothing more: start it afresh"
+                )
+            if beyond(planned(found), spent.event):
+                raise LedgerError(f"run {self.run} would spend more than it has reserved in the ledger")
+            append([("spend", self.data, self.run, new.to_state(), None)])
+
+    def close(self, event: DpEvent | None = None) -> None:
+        """Nothing more will be released: what was spent stays spent, and what was reserved beyond it is free again.
+
+        ``event`` is what it comes to, where that is not the sum of what was paid step by step.
+        """
+        with self.file.writing() as (entries, append):
+            found = entries.of_run(self.run)
+            spent = spent_so_far(found)
+            total = spent.event if event is None else event
+            body = {"event": event_to_json(total), "charges": spent.charges, "orders": ORDERS_DIGEST}
+            if is_closed(found):
+                if found[-1].body["event"] != body["event"]:
+                    raise LedgerError(f"run {self.run} was closed in the ledger with something else")
+                return
+            body["created"] = now()
+            append([("close", self.data, self.run, body, curve_of(total))])
+
+    @property
+    def spent(self) -> Ledger:
+        """What was paid so far, this part and all others."""
+        with self.file.reading() as entries:
+            return spent_so_far(entries.of_run(self.run))
+
+    @property
+    def is_open(self) -> bool:
+        with self.file.reading() as entries:
+            found = entries.of_run(self.run)
+        return bool(found) and not is_closed(found)
+
+    def saw(self, fingerprint: Callable[[bytes], str]) -> None:
+        """Note which rows the data set has, under the ledger's own key; warn if they are not those that it had.
+
+        The name is what counts. Other rows under it never open a fresh budget, and the same rows under another name are
+        a reason to declare the two as one.
+        """
+        with self.file.reading() as entries:
+            key = entries.key()
+        rows = fingerprint(key)
+        with self.file.writing() as (entries, append):
+            known = entries.of_kinds("seen")
+            before = {entry.body["rows"] for entry in known if entry.data == self.data}
+            elsewhere = {
+                str(entry.data) for entry in known if entry.body["rows"] == rows and entry.data != self.data
+            }
+            if rows not in before:
+                append([("seen", self.data, self.run, {"rows": rows}, None)])
+        if before and rows not in before:
+            warn(
+                f"the rows of {self.data!r} are not those that were counted under this name before: what was spent on "
+                "them still counts; if they are other people, give them another name"
+            )
+        for name in sorted(elsewhere):
+            warn(
+                f"these rows were counted as {name!r} before, and now as {self.data!r}: if both have one budget, declare "
+                f"them as one (sordino ledger join {name} {self.data})"
+            )
+
+    def statement(self) -> dict[str, Any]:
+        """For a certificate: which entry of which ledger it was that counted the run."""
+        with self.file.reading() as entries:
+            return {"data": self.data, "run": self.run, **entries.head().to_json()}
+
+
+def now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def is_closed(found: Sequence[Entry]) -> bool:
+    return any(entry.kind == "close" for entry in found)
+
+
+def spent_so_far(found: Iterable[Entry]) -> Ledger:
+    """All that a run has paid, by key."""
+    spent = Ledger()
+    for entry in found:
+        if entry.kind == "spend":
+            spent.absorb(Ledger.from_state(entry.body))
+    return spent
+
+
+def planned(found: Sequence[Entry]) -> DpEvent:
+    if not found or found[0].kind != "reserve":
+        raise LedgerError("the ledger knows of no such run: reserve it first")
+    return event_from_json(found[0].body["event"])
+
+
+def beyond(plan: DpEvent, spent: DpEvent) -> bool:
+    """Whether something was spent that was not planned, or more often than planned."""
+    allowed = leaves(plan)
+    return any(
+        count > sum(times for known, times in allowed if known == leaf) for leaf, count in leaves(spent)
+    )

@@ -1,0 +1,269 @@
+"""A ledger across runs: what is reserved and spent on which data set, and what may not be passed."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sordino.ledger.account import Account, now
+from sordino.ledger.chain import Head
+from sordino.ledger.file import Entries, EntryFile, LedgerError, New
+from sordino.ledger.pricing import ORDERS_DIGEST, Cap, Piece, Spent, best_order, curve_from, curve_of
+from sordino.ledger.statement import DataSet, RunRecord, caps_of, data_sets, joined, run_records, spent_on
+from sordino.ledger.verification import check
+from sordino.privacy.certificate import UNITS, show_epsilon, sordino_version
+from sordino.privacy.events import event_to_json
+from sordino.privacy.renyi import relation_of
+
+if TYPE_CHECKING:
+    from dp_accounting import DpEvent
+
+KINDS = ("run", "federation", "grid", "selection", "audit")
+VARIABLE = "SORDINO_LEDGER"
+_LONGEST_NAME = 200
+
+
+class BeyondCap(LedgerError):
+    """A plan does not fit under a cap. ``room`` is the RDP that is left at the cap's order, for the cap's unit."""
+
+    def __init__(self, message: str, cap: Cap, room: float) -> None:
+        super().__init__(message)
+        self.cap, self.room = cap, room
+
+
+class LedgerFile:
+    """A file that counts what every run, federation, grid, selection and audit spends, data set by data set.
+
+    Guarantee: a plan is admitted only if everything on its data set together, this plan included, stays within the cap,
+    whatever other processes do meanwhile and however plans follow from what earlier ones showed (an RDP filter at one
+    order; Feldman and Zrnic 2021). Data sets are what their owner calls them.
+
+    Args:
+        path: Of the file; it is made when the first entry is.
+
+    >>> import tempfile, pathlib
+    >>> from sordino.privacy import gaussian
+    >>> book = LedgerFile(pathlib.Path(tempfile.mkdtemp()) / "ledger.db")
+    >>> book.cap("patients", epsilon=1, delta=1e-6)
+    >>> account = book.reserve("patients", gaussian(6.0), delta=1e-6)
+    >>> try:
+    ...     book.reserve("patients", gaussian(6.0), delta=1e-6)
+    ... except BeyondCap as error:
+    ...     print(str(error).split(": ")[1])
+    1 run has spent or reserved epsilon 0.7698, and with this one it would be 1.0753
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self._file = EntryFile(self.path)
+
+    # What is written ------------------------------------------------------------------------------------
+
+    def reserve(
+        self,
+        data: str,
+        event: DpEvent,
+        *,
+        run: str | None = None,
+        kind: str = "run",
+        unit: str = "example",
+        delta: float | None = None,
+        label: str = "",
+    ) -> Account:
+        """Set aside what a plan will spend, or raise `BeyondCap`. Under one ``run`` a plan is reserved once."""
+        name, run = checked_name(data), run or secrets.token_hex(8)
+        if kind not in KINDS:
+            raise ValueError(f"what is counted is one of {', '.join(KINDS)}, not {kind!r}")
+        _check_unit(unit)
+        body = {
+            "kind": kind,
+            "unit": unit,
+            "relation": relation_of(event),
+            "event": event_to_json(event),
+            "delta": delta,
+            "label": label,
+            "orders": ORDERS_DIGEST,
+            "created": now(),
+        }
+        curve = curve_of(event)  # before the file is locked: it may take a moment
+        self._create()
+        with self._file.writing() as (entries, append):
+            found = entries.of_run(run)
+            if found:
+                _check_same(found[0].data, found[0].body, name, body)
+            else:
+                _check_room(entries, name, lambda spent: spent.add(unit, curve_from(curve)))
+                append([("reserve", name, run, body, curve)])
+        return Account(self._file, name, run)
+
+    def resume(self, run: str) -> Account:
+        """The account of a run that was reserved before."""
+        with self._file.reading() as entries:
+            found = entries.of_run(run)
+        if not found or found[0].data is None:
+            raise LedgerError(f"{self.path} knows of no run {run}: see sordino ledger runs")
+        return Account(self._file, found[0].data, run)
+
+    def cap(
+        self, data: str, *, epsilon: float, delta: float, unit: str = "example", aside: float = 0.0
+    ) -> None:
+        """Set the most that all runs on a data set may spend together. Its order stays that of the first cap."""
+        name = checked_name(data)
+        self._create()
+        with self._file.writing() as (entries, append):
+            before = caps_of(entries, [name]).get(name)
+            order = best_order(epsilon, delta - aside) if before is None else before.order
+            append([("cap", name, None, Cap(epsilon, delta, unit, order, aside).to_json(), None)])
+
+    def join(self, *names: str) -> None:
+        """Declare data sets as one, because they have people in common: what is spent on one counts for all."""
+        if len({checked_name(name) for name in names}) < 2:
+            raise ValueError("declare at least two data sets as one")
+        self._create()
+        with self._file.writing() as (_, append):
+            append([("join", None, None, {"names": sorted(set(names))}, None)])
+
+    def add(self, data: str, *, epsilon: float, delta: float = 0.0, what: str, unit: str = "example") -> None:
+        """Count something released elsewhere, of which only (epsilon, delta) is known: a private histogram."""
+        name, piece = checked_name(data), Piece(epsilon, delta)
+        _check_unit(unit)
+        body = {"epsilon": piece.epsilon, "delta": piece.delta, "unit": unit, "what": what, "created": now()}
+        self._create()
+        with self._file.writing() as (entries, append):
+            _check_room(entries, name, lambda spent: spent.add_piece(unit, piece))
+            append([("outside", name, None, body, None)])
+
+    def close(self, run: str) -> None:
+        """Close a run that will not go on: what it has spent stays spent, the rest of its reservation is free again."""
+        account = self.resume(run)
+        if not account.is_open:
+            raise LedgerError(f"run {run} is closed already")
+        account.close()
+
+    def _create(self) -> None:
+        def first(key: bytes) -> list[New]:
+            about = {
+                "ledger": secrets.token_hex(8),
+                "key": hashlib.sha256(key).hexdigest(),
+                "sordino_version": sordino_version(),
+                "created": now(),
+            }
+            return [("begun", None, None, about, None)]
+
+        self._file.create(first)
+
+    # What is read ---------------------------------------------------------------------------------------
+
+    def show(self, data: str | None = None, delta: float | None = None) -> list[DataSet]:
+        """What was spent on each data set, or on one."""
+        with self._file.reading() as entries:
+            found = data_sets(entries, delta)
+        if data is None:
+            return found
+        mine = [each for each in found if data in each.names]
+        if not mine:
+            names = ", ".join(name for each in found for name in each.names) or "none"
+            raise LedgerError(f"nothing was counted under {data!r} in {self.path}: it has {names}")
+        return mine
+
+    def runs(self, data: str | None = None) -> list[RunRecord]:
+        """Every run that was counted, in the order in which they were reserved."""
+        with self._file.reading() as entries:
+            return run_records(entries, None if data is None else [data])
+
+    def verify(self) -> Head:
+        """Check that nothing was edited, removed, reordered or cut off; raise `LedgerError` that says what was."""
+        with self._file.reading() as entries:
+            check(entries, self._file.head_file, str(self.path))
+            return entries.head()
+
+    def holds(self, length: int, head: str) -> bool:
+        """Whether this is the ledger that had this head when it had so many entries."""
+        with self._file.reading() as entries:
+            return entries.digest_at(length) == head
+
+    def export(self) -> list[dict[str, Any]]:
+        """All entries as plain data, without the fingerprints of rows, which stay here."""
+        with self._file.reading() as entries:
+            return [
+                {
+                    "number": entry.number,
+                    "kind": entry.kind,
+                    "data": entry.data,
+                    "run": entry.run,
+                    "body": {} if entry.kind == "seen" else dict(entry.body),
+                    "hash": entry.digest.hex(),
+                }
+                for entry in entries.all()
+            ]
+
+
+def ledger_of(given: Any) -> LedgerFile | Account | None:
+    """What to count in: as told, else as the environment says; ``False`` for nothing at all."""
+    if isinstance(given, LedgerFile | Account):
+        return given
+    if given is False:
+        return None
+    if given is None:
+        given = os.environ.get(VARIABLE) or None
+    elif not isinstance(given, str | Path) or not str(given):
+        raise ValueError(f"ledger is the name of a file, a LedgerFile or an Account, not {given!r}")
+    return None if given is None else LedgerFile(given)
+
+
+def checked_name(name: str) -> str:
+    if not isinstance(name, str) or not name.strip() or not name.isprintable() or len(name) > _LONGEST_NAME:
+        raise ValueError(f"a data set needs a name of at most {_LONGEST_NAME} printable characters")
+    return name
+
+
+def _check_unit(unit: str) -> None:
+    if unit not in UNITS:
+        raise ValueError(f"the unit of privacy is one of {', '.join(UNITS)}, not {unit!r}")
+
+
+def _check_same(data: str | None, reserved: Any, name: str, body: dict[str, Any]) -> None:
+    if data != name or any(reserved[part] != body[part] for part in ("event", "unit", "kind")):
+        raise LedgerError(
+            "this run is in the ledger with another plan or another data set: start it afresh, under a new name"
+        )
+
+
+def _check_room(entries: Entries, name: str, add: Callable[[Spent], None]) -> None:
+    """Raise `BeyondCap` if with what ``add`` adds a cap would be passed."""
+    names = joined(entries, name)
+    caps = caps_of(entries, names)
+    if not caps:
+        return
+    before, runs = spent_on(entries, names)
+    after = before.copy()
+    add(after)
+    for owner, cap in sorted(caps.items()):
+        if not cap.admits(after):
+            raise BeyondCap(_no_room(owner, cap, before, after, runs), cap, _room(cap, before))
+
+
+def _room(cap: Cap, before: Spent) -> float:
+    curve, _ = before.about(cap.unit)
+    return cap.allowed - float(curve[cap.place])
+
+
+def _no_room(owner: str, cap: Cap, before: Spent, after: Spent, runs: int) -> str:
+    of_cap = f"the cap of {owner!r} (epsilon {cap.epsilon:g} at delta {cap.delta:g}"
+    of_cap += ")" if cap.unit == "example" else f", unit {cap.unit})"
+    if cap.unit == "user" and after.has("example"):
+        return f"{of_cap} has no room for this: what protects examples says nothing about users, who may have many"
+    if after.about(cap.unit)[1] > cap.aside:
+        return (
+            f"{of_cap} keeps delta {cap.aside:g} aside for pieces of which only (epsilon, delta) is known, and this "
+            "needs more: set the cap again with --aside"
+        )
+    spent = show_epsilon(cap.epsilon_of(before))
+    have = f"{runs} run{'' if runs == 1 else 's'} {'has' if runs == 1 else 'have'} spent or reserved epsilon {spent}"
+    so_far = have if runs else "nothing is spent"
+    then = show_epsilon(cap.epsilon_of(after))
+    return f"{of_cap} has no room for this: {so_far}, and with this one it would be {then}"
