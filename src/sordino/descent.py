@@ -32,6 +32,11 @@ class DescentPlan(RunPlan):
     epochs: float
     batch_size: int
     sampling: str
+    kind = "run"
+
+    @property
+    def label(self) -> str:
+        return self.method.name
 
     def particulars(self) -> dict[str, Any]:
         never = self.terms.sampling.never_drawn(self.terms.units)

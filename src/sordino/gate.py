@@ -15,7 +15,7 @@ import secrets
 import threading
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -103,6 +103,8 @@ class Door(ABC):
         self.noise_state = terms.releases.start()
         # Where releases are written down as digests, before anything is made of them (``runs/journal.py``).
         self.journal: Journal | None = None
+        # Where all runs are counted together, before anything is computed (``runs/counting.py``).
+        self.payer: Callable[[int], None] | None = None
         # Two gates never share a charge, not even with one seed on one ledger. A resumed run puts back the name under
         # which it charged before, so that a replay is not charged twice.
         self.charged_as = f"{self.streams.identity}-{secrets.token_hex(8)}"
@@ -193,6 +195,8 @@ class Door(ABC):
         step = self.step
         if self.noise_multiplier:
             self.terms.releases.check(step, self.noise_state)
+        if self.payer is not None:
+            self.payer(step)
         key, event = self.terms.charge(step)
         self.ledger.charge(f"{self.charged_as}/{key}", event)  # first, whatever happens
         self.step += 1

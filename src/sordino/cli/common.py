@@ -14,6 +14,7 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sordino.named import DATA_SETS
 from sordino.registry import value_of
 
 if TYPE_CHECKING:
@@ -58,6 +59,18 @@ def loaded_data(data: str, classes: int | None) -> Loaded:
 
     with warnings_in_one_line():
         return load(data, classes=classes)
+
+
+def declared_name(data: str, loaded: Loaded, data_name: str | None, ledger: Path | None) -> str:
+    """What the owner calls the data. A file's name is no name for people: another file may hold the same ones."""
+    if data_name is not None:
+        return data_name
+    counts = ledger is not None or bool(os.environ.get("SORDINO_LEDGER"))
+    if counts and data not in DATA_SETS:
+        raise ValueError(
+            f"a ledger counts by the name that its owner gives to a data set: give one to {data}, with --data-name"
+        )
+    return loaded.name
 
 
 def check_chance(seed: int | None, secure: bool) -> None:
@@ -199,8 +212,15 @@ def promised_lines(run: Run, spent_by: str) -> Lines:
     yield "unit", f"one {summary['unit']} of {summary['n']}; relation: {summary['relation']}"
     noise = f"noise multiplier {summary['noise_multiplier']:.4f}, accountant {summary['accountant']}"
     yield "spent by", f"{spent_by}, {noise}"
+    yield ("counted", _counted(summary["ledger"]))
     if summary["seeded"]:
         yield "seeded", "a known seed voids the guarantee: for experiments only"
+
+
+def _counted(ledger: dict[str, Any] | None) -> str:
+    if ledger is None:
+        return "in no ledger: give --ledger FILE, or set SORDINO_LEDGER"
+    return f"in the ledger, on {ledger['data']!r} as run {ledger['run']}"
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from sordino.cli.common import (
     Lines,
     budget_of,
     check_chance,
+    declared_name,
     initial_model,
     loaded_data,
     measured_lines,
@@ -77,6 +78,8 @@ def federate(
     resume: given.Resume = False,
     keep_checkpoint: given.KeepCheckpoint = False,
     show_unprotected: given.ShowClients = False,
+    ledger: given.Ledger = None,
+    data_name: given.DataName = None,
     as_json: given.AsJson = False,
 ) -> None:
     """Train one model across many clients, on this machine, with or without privacy for each of them."""
@@ -115,7 +118,8 @@ def federate(
         conditions=conditions, patience=patience, engine=engine, workers=workers, store=store, device=device,
         budget=budget, noise_multiplier=noise_multiplier, delta=None if budget is not None else delta,
         accountant=accountant, seed=seed, secure=secure, show_unprotected=show_unprotected,
-        test=loaded.test, evaluations=evaluations, data_name=loaded.name, details={"model": spec},
+        test=loaded.test, evaluations=evaluations, details={"model": spec},
+        data_name=declared_name(data, loaded, data_name, ledger), ledger=ledger,
         assumptions=[f"public: {fact}" for fact in loaded.public] if private else [],
     )  # fmt: skip
     run_and_show(folder, as_json, run, _lines)

@@ -34,6 +34,14 @@ KeepCheckpoint = Annotated[
     bool,
     typer.Option("--keep-checkpoint", help="Keep checkpoint/ (it holds the noise key: keep it secret)."),
 ]
+Ledger = Annotated[
+    Path | None,
+    typer.Option(help="Count the run in this ledger. By default the one that SORDINO_LEDGER names."),
+]
+DataName = Annotated[
+    str | None,
+    typer.Option(help="What the owner calls the data: under this name a ledger counts what is spent on it."),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print exactly one JSON object on stdout.")]
 Settings = Annotated[
     list[str] | None,

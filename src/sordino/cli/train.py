@@ -10,6 +10,7 @@ from sordino.cli.common import (
     Lines,
     budget_of,
     check_chance,
+    declared_name,
     initial_model,
     loaded_data,
     measured_lines,
@@ -47,6 +48,8 @@ def train(
     resume: given.Resume = False,
     keep_checkpoint: given.KeepCheckpoint = False,
     show_unprotected: given.ShowLoss = False,
+    ledger: given.Ledger = None,
+    data_name: given.DataName = None,
     as_json: given.AsJson = False,
 ) -> None:
     """Train a model privately: a budget goes in; a model, a certificate and a report come out."""
@@ -91,7 +94,8 @@ def train(
         resume=resume,
         keep_checkpoint=keep_checkpoint,
         progress=True,
-        data_name=loaded.name,
+        data_name=declared_name(data, loaded, data_name, ledger),
+        ledger=ledger,
         assumptions=[f"public: {fact}" for fact in loaded.public],
         details={"model": spec},
     )

@@ -43,6 +43,11 @@ class FederationPlan(RunPlan):
     engine: str
     chunk: int
     store: str
+    kind = "federation"
+
+    @property
+    def label(self) -> str:
+        return type(self.algorithm).__name__
 
     @property
     def caveat(self) -> str | None:

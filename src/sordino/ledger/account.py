@@ -126,8 +126,8 @@ class Account:
             )
         for name in sorted(elsewhere):
             warn(
-                f"these rows were counted as {name!r} before, and now as {self.data!r}: if both have one budget, declare "
-                f"them as one (sordino ledger join {name} {self.data})"
+                f"these rows were counted as {name!r} before, and now as {self.data!r}: if both have one budget, "
+                f"declare them as one (sordino ledger join {name} {self.data})"
             )
 
     def statement(self) -> dict[str, Any]:

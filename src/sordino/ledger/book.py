@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sordino.ledger.account import Account, now
+from sordino.ledger.account import Account, now, spent_so_far
 from sordino.ledger.chain import Head
 from sordino.ledger.file import Entries, EntryFile, LedgerError, New
 from sordino.ledger.pricing import ORDERS_DIGEST, Cap, Piece, Spent, best_order, curve_from, curve_of
@@ -157,6 +157,19 @@ class LedgerFile:
         self._file.create(first)
 
     # What is read ---------------------------------------------------------------------------------------
+
+    @property
+    def identity(self) -> str:
+        """What tells this ledger from every other."""
+        self._create()
+        with self._file.reading() as entries:
+            return str(entries.of_kinds("begun")[0].body["ledger"])
+
+    def is_idle(self, run: str) -> bool:
+        """Whether a run is reserved here and has paid for nothing so far."""
+        with self._file.reading() as entries:
+            found = entries.of_run(run)
+        return bool(found) and not spent_so_far(found).charges
 
     def show(self, data: str | None = None, delta: float | None = None) -> list[DataSet]:
         """What was spent on each data set, or on one."""

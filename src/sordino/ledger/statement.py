@@ -21,7 +21,10 @@ _SUBSTITUTED = (
     "some runs were priced for substituting a unit; one that contributes nothing is a substitute too, so their price "
     "bounds zeroing out, and was added as it is"
 )
-_USERS = "some runs protect users; of one example among several of a user that says what two such steps do, which was added"
+_USERS = (
+    "some runs protect users; for one example of a user that is worth two steps (out with the user, in without the "
+    "example), which were added"
+)
 _EXAMPLES = (
     "some runs protect examples, which says nothing about users, who may have many: no bound for users"
 )

@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import nn
 
+from sordino.ledger import Account
 from sordino.privacy import Ledger, certificate
 from sordino.privacy.certificate import epsilon_to_json, sordino_version
 from sordino.report import drawn
@@ -57,8 +58,11 @@ class Run:
     path: Path | None = None
 
 
-def closed_run(process: Process, plan: RunPlan, recording: Recording, history: list[Line]) -> Run:
+def closed_run(
+    process: Process, plan: RunPlan, recording: Recording, history: list[Line], account: Account | None
+) -> Run:
     """Write everything down, the report too, and delete the checkpoint."""
+    ledger = _settled(account, recording)
     guarantee, directory, described = process.promise.total, recording.directory, plan.describe()
     document = certificate(
         guarantee=guarantee,
@@ -81,6 +85,7 @@ def closed_run(process: Process, plan: RunPlan, recording: Recording, history: l
         "accountant": guarantee.accountant,
         "assumptions": document["assumptions"],
         "metrics": metrics,
+        "ledger": ledger,
         **process.facts(),
         "checkpoint_kept": recording.asked.keep_checkpoint and directory is not None,
         "sordino_version": sordino_version(),
@@ -96,10 +101,20 @@ def closed_run(process: Process, plan: RunPlan, recording: Recording, history: l
         # command that opens the directory deletes it (RunDirectory.tidy); the other way round a kill in between would
         # leave a run that is neither complete nor can go on.
         directory.write_json("run.json", summary)
+        directory.forget_account()
         if not recording.asked.keep_checkpoint:
             delete_checkpoint(directory.checkpoint_folder)
     path = None if directory is None else directory.path
     return Run(process.model, guarantee.epsilon, plan.delta, metrics, document, summary, history, path)
+
+
+def _settled(account: Account | None, recording: Recording) -> dict[str, Any] | None:
+    """What the ledger says of the run; its account is closed, unless it is somebody else's."""
+    if account is None:
+        return None
+    if not isinstance(recording.asked.ledger, Account):
+        account.close()
+    return account.statement()
 
 
 def _draw(

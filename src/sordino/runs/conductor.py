@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Container, Mapping
+from contextlib import ExitStack
 from copy import deepcopy
 from typing import Any
 
@@ -19,6 +20,7 @@ from torch import Tensor
 from sordino.privacy.certificate import epsilon_to_json, sordino_version
 from sordino.runs.checkpoint import Saved
 from sordino.runs.closing import Run, closed_run
+from sordino.runs.counting import counted
 from sordino.runs.journal import ReleaseJournal
 from sordino.runs.plan import RunPlan
 from sordino.runs.process import Line, Process
@@ -33,8 +35,9 @@ _CHECKPOINTS = 20
 def conduct(process: Process, plan: RunPlan, recording: Recording) -> Run:
     """Take all the steps that are left, and close the run."""
     score = _Score(process, plan, recording)
-    done = score.begin()
-    with score.bar:  # not before: what is refused needs none
+    with counted(process, plan, recording) as account, ExitStack() as stack:
+        done = score.begin()
+        stack.enter_context(score.bar)  # not before: what is refused needs none
         for number in range(done, plan.steps):
             must_not_be_repeated = process.step(number)
             if must_not_be_repeated:
@@ -44,7 +47,7 @@ def conduct(process: Process, plan: RunPlan, recording: Recording) -> Run:
                 score.save(number + 1)
         process.finish()
         score.warn()
-        return closed_run(process, plan, recording, score.history)
+        return closed_run(process, plan, recording, score.history, account)
 
 
 class _Score:

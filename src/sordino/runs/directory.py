@@ -15,6 +15,7 @@ from sordino.runs.lock import LOCK
 from sordino.runs.writing import Lines, replace_file, writing
 
 _CHECKPOINT = "checkpoint"
+ACCOUNT = ".account.json"  # under which name a run is in which ledger, until it is complete
 
 
 class RunDirectory:
@@ -66,8 +67,12 @@ class RunDirectory:
             # Kept on purpose is said in run.json, and a folder of that name may be somebody else's.
             if "sordino_version" in summary and not summary.get("checkpoint_kept"):
                 delete_checkpoint(self.checkpoint_folder)
+            self.forget_account()
         elif self.is_empty and self.path.exists():
             delete_checkpoint(self.checkpoint_folder)  # half a file may hold a whole key
+
+    def forget_account(self) -> None:
+        (self.path / ACCOUNT).unlink(missing_ok=True)
 
     def append_history(self, line: dict[str, Any]) -> None:
         self._history.append(to_json(line))
@@ -117,7 +122,7 @@ def to_json(content: Any, indent: int | None = None) -> str:
 def _is_leftover(entry: Path) -> bool:
     if entry.name == _CHECKPOINT:
         return entry.is_dir() and all(_is_leftover(part) for part in entry.iterdir())
-    if entry.name == LOCK:
+    if entry.name in (LOCK, ACCOUNT):
         return True
     temporary = entry.name.startswith(".") and entry.name.endswith(".tmp")
     # The constants of the model are written before the first checkpoint, and without one they are of no use.

@@ -13,8 +13,11 @@ from typing import Any, TypedDict
 import torch
 from torch import nn
 
+from sordino.ledger import ledger_of
 from sordino.privacy import Budget
 from sordino.privacy.budget import budget_of
+
+UNNAMED = "data"  # what a data set is called that its owner has given no name
 
 Callback = Callable[[Any], Mapping[str, Any] | None]  # of a `Seen`
 
@@ -38,6 +41,7 @@ class RunOptions(TypedDict, total=False):
     keep_checkpoint: bool
     progress: bool | None
     data_name: str
+    ledger: Any
     assumptions: Sequence[str]
     details: Mapping[str, Any] | None
 
@@ -65,7 +69,8 @@ class Options:
     resume: bool = False
     keep_checkpoint: bool = False
     progress: bool | None = None
-    data_name: str = "data"
+    data_name: str = UNNAMED
+    ledger: Any = None  # a file, a LedgerFile, an Account; False for none, whatever the environment says
     assumptions: Sequence[str] = ()
     details: Mapping[str, Any] | None = None
 
@@ -78,6 +83,7 @@ class Options:
             raise ValueError("assumptions is a list of sentences: put yours in brackets")
         object.__setattr__(self, "callbacks", _functions(self.callbacks))
         _check_details(self.details)
+        ledger_of(self.ledger)  # or refuse
 
     @property
     def wants_privacy(self) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from sordino.terms import Terms
 
@@ -21,6 +21,7 @@ SAID_BY_THE_RUN = frozenset(
         "accountant",
         "assumptions",
         "metrics",
+        "ledger",
         "caveat",
         "checkpoint_kept",
         "sordino_version",
@@ -82,6 +83,13 @@ class RunPlan(ABC):
     def caveat(self) -> str | None:
         """What every output says beside its epsilon."""
         return self.terms.caveat
+
+    kind: ClassVar[str]  # what a ledger calls it
+
+    @property
+    @abstractmethod
+    def label(self) -> str:
+        """What a ledger says beside it."""
 
     @abstractmethod
     def particulars(self) -> dict[str, Any]:

@@ -19,6 +19,8 @@ class Promise(Protocol):
 
     @property
     def total(self) -> Guarantee: ...
+    @property
+    def planned(self) -> DpEvent: ...
     def __call__(self, calls: int) -> float: ...
     def paid(self, ledger: Ledger) -> DpEvent: ...
 
@@ -43,6 +45,11 @@ class Spending:
             )
             self.total = self._curve.total
 
+    @property
+    def planned(self) -> DpEvent:
+        assert self._terms.steps is not None
+        return self._terms.cost(self._terms.steps)
+
     def _charges(self, calls: int) -> int:
         return self._terms.sampling.charges(calls, self._terms.units)
 
@@ -57,8 +64,7 @@ class Spending:
 
     def paid(self, ledger: Ledger) -> DpEvent:
         """The events of the whole run, which have to be what the ledger was charged."""
-        assert self._terms.steps is not None
-        event = self._terms.cost(self._terms.steps)
+        event = self.planned
         if ledger.event != event:
             raise RuntimeError(
                 "the ledger does not hold what was planned: this is a bug in Sordino, please report it"
@@ -75,5 +81,9 @@ class NothingPromised:
     def __call__(self, calls: int) -> float:
         return math.inf
 
-    def paid(self, ledger: Ledger) -> DpEvent:
+    @property
+    def planned(self) -> DpEvent:
         return gaussian(0.0)
+
+    def paid(self, ledger: Ledger) -> DpEvent:
+        return self.planned
