@@ -43,6 +43,8 @@ if TYPE_CHECKING:
     from sordino.gradients import SlowGradients as SlowGradients
     from sordino.gradients import replace_batchnorm as replace_batchnorm
     from sordino.least_squares import LeastSquares as LeastSquares
+    from sordino.ledger import Account as Account
+    from sordino.ledger import LedgerFile as LedgerFile
     from sordino.methods import Method as Method
     from sordino.methods import adadp as adadp
     from sordino.methods import adam as adam
@@ -86,6 +88,7 @@ if TYPE_CHECKING:
 
 # Names load when first used, so that `sordino --help` need not import torch.
 _HOMES = {
+    "Account": "sordino.ledger",
     "AdaBest": "sordino.federated",
     "Adam": "sordino.steps",
     "AdamWithoutSecondMoments": "sordino.steps",
@@ -107,6 +110,7 @@ _HOMES = {
     "Hypergradient": "sordino.rates",
     "LeastSquares": "sordino.least_squares",
     "Ledger": "sordino.privacy",
+    "LedgerFile": "sordino.ledger",
     "LocalAdam": "sordino.federated",
     "LocalExtrapolation": "sordino.federated",
     "LocalSgd": "sordino.federated",

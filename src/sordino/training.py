@@ -81,7 +81,9 @@ def train(
         resume: go on, bit for bit, with the run in it.
         keep_checkpoint: keep checkpoint/, which holds the key of the noise.
         progress: a live line on stderr; by default if that is a terminal.
-        data_name: under which what is spent is counted.
+        data_name: under which what is spent is counted: what its owner calls the data.
+        ledger: a file in which everything spent on the data is counted, a `LedgerFile`, or an `Account`; by default the
+            file that ``SORDINO_LEDGER`` names. ``False`` for none.
         assumptions: sentences that go into the certificate.
         details: plain data that goes into run.json.
 

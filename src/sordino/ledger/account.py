@@ -90,6 +90,10 @@ class Account:
             body["created"] = now()
             append([("close", self.data, self.run, body, curve_of(total))])
 
+    def as_ledger(self) -> Ledger:
+        """For a gate or an estimator of your own (``ledger=``): what is charged to it is paid here first."""
+        return _Paying(self)
+
     @property
     def spent(self) -> Ledger:
         """What was paid so far, this part and all others."""
@@ -134,6 +138,19 @@ class Account:
         """For a certificate: which entry of which ledger it was that counted the run."""
         with self.file.reading() as entries:
             return {"data": self.data, "run": self.run, **entries.head().to_json()}
+
+
+class _Paying(Ledger):
+    """What one process charges, each charge in the file before it is made."""
+
+    def __init__(self, account: Account) -> None:
+        super().__init__()
+        self._account = account
+
+    def charge(self, key: str, event: DpEvent) -> bool:
+        if not self.is_copy:  # which is refused below
+            self._account.spend(key, event)
+        return super().charge(key, event)
 
 
 def now() -> str:

@@ -123,6 +123,8 @@ class EntryFile:
                 raise LedgerError(f"there is no ledger {self.path}: it was there before; put it back")
             _refuse_network(self.path)
             with closing(self._connect()) as connection:
+                # Locked until it is closed, and not only until the commit: the head outside is written meanwhile.
+                connection.execute("PRAGMA locking_mode = EXCLUSIVE")
                 connection.execute("BEGIN IMMEDIATE")
                 self._check_version(connection, new)
                 before = None if new else Entries(connection).head()

@@ -1,0 +1,193 @@
+"""`sordino ledger`: what was spent on which data set, by all runs together."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from sordino.cli.options import AsJson
+
+if TYPE_CHECKING:
+    from sordino.ledger import LedgerFile
+    from sordino.ledger.statement import DataSet, RunRecord
+
+# The accountants load slowly: they are imported inside the commands, so that --help is quick.
+
+app = typer.Typer(
+    name="ledger",
+    help="What was spent on which data set, by all runs together, and how much may be.",
+    no_args_is_help=True,
+)
+
+File = Annotated[
+    Path | None, typer.Option("--ledger", help="The file. By default the one that SORDINO_LEDGER names.")
+]
+Name = Annotated[str, typer.Argument(metavar="NAME", help="What the owner calls the data set.")]
+MaybeName = Annotated[str | None, typer.Argument(metavar="[NAME]", help="One data set; by default all.")]
+Unit = Annotated[str, typer.Option(help="Whose privacy: example, or user.")]
+
+
+@app.command()
+def show(
+    name: MaybeName = None,
+    delta: Annotated[
+        float | None, typer.Option(help="Price at this delta; by default that of the cap, or of the runs.")
+    ] = None,
+    file: File = None,
+    as_json: AsJson = False,
+) -> None:
+    """What was spent on each data set, all runs composed, beside its cap."""
+    found = _opened(file).show(name, delta)
+    if as_json:
+        return _print_json({"data_sets": [_data_set(each) for each in found]})
+    if not found:
+        return print("nothing was counted yet")
+    print("\n\n".join("\n".join(f"{name:18s} {value}" for name, value in _lines(each)) for each in found))
+
+
+@app.command()
+def cap(
+    name: Name,
+    epsilon: Annotated[float, typer.Option(help="The most that all runs together may spend.")],
+    delta: Annotated[float, typer.Option(help="At this delta, well below 1 over the number of units.")],
+    unit: Unit = "example",
+    aside: Annotated[
+        float, typer.Option(help="Part of delta kept for releases of which only (epsilon, delta) is known.")
+    ] = 0.0,
+    file: File = None,
+    as_json: AsJson = False,
+) -> None:
+    """Set the most that may be spent on a data set. Runs that would pass it are refused."""
+    book = _opened(file)
+    book.cap(name, epsilon=epsilon, delta=delta, unit=unit, aside=aside)
+    show(name, None, file, as_json)
+
+
+@app.command()
+def runs(name: MaybeName = None, file: File = None, as_json: AsJson = False) -> None:
+    """Every run that was counted: what it spent, and whether it is still open."""
+    found = _opened(file).runs(name)
+    if as_json:
+        return _print_json({"runs": [_run(each) for each in found]})
+    for each in found:
+        alone = "" if each.epsilon is None else f"epsilon {_shown(each.epsilon)} at {each.delta:g} alone"
+        what = f"{each.kind} ({each.label})" if each.label else each.kind
+        print(f"{each.run}  {each.created}  {each.data}  {what}  unit {each.unit}  {each.state}  {alone}")
+    if not found:
+        print("nothing was counted yet")
+
+
+@app.command()
+def close(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="As `sordino ledger runs` names it.")],
+    file: File = None,
+) -> None:
+    """Close a run that will not be resumed: what it reserved and did not spend is free again."""
+    _opened(file).close(run)
+    print(f"run {run} is closed, and can release nothing more")
+
+
+@app.command()
+def join(
+    names: Annotated[list[str], typer.Argument(metavar="NAME NAME...", help="Two data sets, or more.")],
+    file: File = None,
+) -> None:
+    """Declare data sets as one, because they have people in common: what is spent on one counts for all."""
+    _opened(file).join(*names)
+    print(f"{', '.join(names)} count as one from now on, with all that was spent on each")
+
+
+@app.command()
+def add(
+    name: Name,
+    epsilon: Annotated[float, typer.Option(help="What it cost.")],
+    what: Annotated[str, typer.Option(help="What was released, in your words.")],
+    delta: Annotated[float, typer.Option(help="And at which delta.")] = 0.0,
+    unit: Unit = "example",
+    file: File = None,
+) -> None:
+    """Count something released by another tool, such as a private histogram."""
+    _opened(file).add(name, epsilon=epsilon, delta=delta, what=what, unit=unit)
+    print(f"counted: epsilon {epsilon:g} at delta {delta:g} on {name!r}")
+
+
+@app.command()
+def verify(file: File = None, as_json: AsJson = False) -> None:
+    """Check that no entry was edited, removed, reordered or cut off."""
+    head = _opened(file).verify()
+    if as_json:
+        return _print_json({"verified": True, **head.to_json()})
+    print(f"all is well: {head.length} entries, the last one is {head.digest}")
+
+
+@app.command()
+def export(
+    out: Annotated[Path | None, typer.Option(help="A file; by default it is printed.")] = None,
+    file: File = None,
+) -> None:
+    """All entries as JSON, without the key and the fingerprints of rows, which stay in the ledger."""
+    from sordino.runs import replace_file, to_json
+
+    entries = to_json({"entries": _opened(file).export()}, indent=2)
+    if out is None:
+        print(entries)
+    else:
+        replace_file(out, (entries + "\n").encode())
+        print(f"{out}")
+
+
+def _opened(file: Path | None) -> LedgerFile:
+    from sordino.ledger import VARIABLE, LedgerFile
+
+    named = file or os.environ.get(VARIABLE)
+    if not named:
+        raise ValueError(f"which ledger? Give --ledger FILE, or set {VARIABLE}")
+    return LedgerFile(named)
+
+
+def _print_json(content: dict[str, Any]) -> None:
+    from sordino.runs import to_json
+
+    print(to_json(content))
+
+
+def _shown(epsilon: float) -> str:
+    from sordino.privacy import show_epsilon
+
+    return show_epsilon(epsilon)
+
+
+def _lines(found: DataSet) -> list[tuple[str, str]]:
+    at = "" if found.delta is None else f" at delta {found.delta:g}"
+    lines = [
+        ("data", ", ".join(found.names)),
+        ("epsilon", f"{_shown(found.epsilon)}{at}   spent or reserved, all together"),
+    ]
+    if found.open:
+        lines.append(("spent so far", f"{_shown(found.spent)}   the rest is reserved by runs that are open"))
+    for name, cap in found.caps.items():
+        whose = f" for {name}" if len(found.names) > 1 else ""
+        lines.append(("cap", f"{cap.epsilon:g} at delta {cap.delta:g}, unit {cap.unit}{whose}"))
+    if not found.caps:
+        lines.append(("cap", f"none: sordino ledger cap {found.names[0]} --epsilon E --delta D"))
+    lines.append(("unit", f"one {found.unit}"))
+    lines.append(
+        ("runs", f"{found.runs}, of which {found.open} open; {found.pieces} releases of other tools")
+    )
+    return lines + [("note", note) for note in found.notes]
+
+
+def _data_set(found: DataSet) -> dict[str, Any]:
+    caps = {name: cap.to_json() for name, cap in found.caps.items()}
+    return {**{k: v for k, v in asdict(found).items() if k != "caps"}, "caps": caps}
+
+
+def _run(found: RunRecord) -> dict[str, Any]:
+    from sordino.privacy import event_to_json
+
+    plain = {k: v for k, v in vars(found).items() if k != "event"}
+    return {**plain, "event": event_to_json(found.event)}

@@ -1,0 +1,163 @@
+"""How a run is counted in a ledger that outlives it: reserved before data is touched, paid before each release."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+from sordino.ledger import Account, BeyondCap, LedgerError, LedgerFile, ledger_of
+from sordino.privacy import price
+from sordino.privacy.renyi import rdp_of
+from sordino.runs.directory import ACCOUNT
+from sordino.runs.options import UNNAMED
+from sordino.runs.plan import RunPlan
+from sordino.runs.process import Process
+from sordino.runs.recording import Recording
+from sordino.runs.writing import replace_file
+from sordino.terms import Terms
+
+_PAYMENTS = 50  # of a run: each pays for a fiftieth of its releases, ahead
+
+
+@contextmanager
+def counted(process: Process, plan: RunPlan, recording: Recording) -> Iterator[Account | None]:
+    """The run's account, open in here; None if nobody counts."""
+    ledger = ledger_of(recording.asked.ledger)
+    if ledger is None:
+        _refuse_uncounted(recording)
+        yield None
+        return
+    ours = isinstance(ledger, LedgerFile)
+    account = _reserved(ledger, process, plan, recording) if isinstance(ledger, LedgerFile) else ledger
+    try:
+        if ours:
+            account.saw(lambda key: str(process.pins(key)["rows of the data"]))
+        if process.door is None:
+            account.spend("run", process.promise.planned)
+        else:
+            process.door.payer = Payer(account, plan.terms)
+        yield account
+    except BaseException:
+        # What cannot be resumed is closed, and so is what has released nothing. The rest stays reserved.
+        if ours:
+            with contextlib.suppress(LedgerError):
+                if recording.directory is None or not account.spent.charges:
+                    account.close()
+        raise
+
+
+class Payer:
+    """Pays for the next releases before the first of them is made, a fiftieth of the plan at a time: what is in the
+    ledger is never less than what was released, and a run has few entries however many steps it takes."""
+
+    def __init__(self, account: Account, terms: Terms) -> None:
+        assert terms.steps is not None
+        self._account, self._terms, self._paid = account, terms, 0
+        self._ahead = math.ceil(terms.steps / _PAYMENTS)
+
+    def __call__(self, step: int) -> None:
+        assert self._terms.steps is not None
+        if step < self._paid:
+            return
+        until = max(step + 1, min(step + self._ahead, self._terms.steps))
+        self._account.spend_all(dict(self._terms.charge(each) for each in range(self._paid, until)))
+        self._paid = until
+
+
+def _reserved(ledger: LedgerFile, process: Process, plan: RunPlan, recording: Recording) -> Account:
+    if plan.data == UNNAMED:
+        raise ValueError(
+            "a ledger counts by the name that its owner gives to a data set: say it, as in data_name='patients'"
+        )
+    run = _run_of(recording, ledger)
+    return _reserve(ledger, run, process, plan, recording.asked.accountant)
+
+
+def _reserve(ledger: LedgerFile, run: str, process: Process, plan: RunPlan, accountant: str) -> Account:
+    try:
+        return ledger.reserve(
+            plan.data,
+            process.promise.planned,
+            run=run,
+            kind=plan.kind,
+            unit=plan.unit,
+            delta=plan.delta,
+            label=plan.label,
+        )
+    except BeyondCap as refused:
+        raise LedgerError(f"{refused}{_what_fits(refused, plan, accountant)}") from refused
+
+
+def _what_fits(refused: BeyondCap, plan: RunPlan, accountant: str) -> str:
+    """The largest epsilon with which the same run would be admitted, in words."""
+    terms, cap = plan.terms, refused.cap
+    if refused.room <= 0:
+        return "; there is nothing left: raise the cap, if its owner agrees"
+    if not terms.multiplier or plan.delta is None or cap.unit != plan.unit:
+        return ""
+
+    def with_noise(factor: float) -> Terms:
+        return replace(terms, multiplier=terms.multiplier * factor)
+
+    def fits(factor: float) -> bool:
+        noised = with_noise(factor)
+        assert noised.steps is not None
+        return float(rdp_of(noised.cost(noised.steps), (cap.order,))[0]) <= refused.room
+
+    few, many = 1.0, 2.0
+    while not fits(many):
+        few, many = many, 2 * many
+        if many > 1e6:
+            return ""
+    while many / few > 1.001:
+        middle = math.sqrt(few * many)
+        few, many = (few, middle) if fits(middle) else (middle, many)
+    enough = with_noise(many)
+    assert enough.steps is not None
+    epsilon = math.floor(100 * price(enough.cost(enough.steps), plan.delta, accountant).epsilon) / 100
+    return f"; with epsilon {epsilon:g} it would fit" if epsilon > 0 else ""
+
+
+# Under which name a run is counted --------------------------------------------------------------------------
+
+
+def _run_of(recording: Recording, ledger: LedgerFile) -> str:
+    """The name of the run in the ledger. It is on the disk before it is in the ledger, so that nothing reserved by a
+    process that is killed is lost track of."""
+    noted, resumed = _read(recording), recording.saved is not None
+    if noted is not None:
+        run, identity = noted
+        if resumed and identity != ledger.identity:
+            raise ValueError(f"this run is counted in another ledger than {ledger.path}: give that one")
+        idle = identity == ledger.identity and ledger.is_idle(run)
+        if resumed and not idle:
+            return run
+        if idle and ledger.resume(run).is_open:
+            ledger.close(run)  # of a process that was killed before it had released anything
+    run = secrets.token_hex(8)
+    if recording.directory is not None:
+        recording.directory.create()
+        note = json.dumps({"run": run, "ledger": ledger.identity})
+        replace_file(recording.directory.path / ACCOUNT, note.encode(), mode=0o600)
+    return run
+
+
+def _refuse_uncounted(recording: Recording) -> None:
+    if recording.saved is not None and _read(recording) is not None:
+        raise ValueError("this run is counted in a ledger: give it again (--ledger, or SORDINO_LEDGER)")
+
+
+def _read(recording: Recording) -> tuple[str, str] | None:
+    if recording.directory is None or not (recording.directory.path / ACCOUNT).exists():
+        return None
+    path = recording.directory.path / ACCOUNT
+    try:
+        noted = json.loads(path.read_text())
+        return noted["run"], noted["ledger"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} cannot be read ({error}): start the run afresh") from error
