@@ -16,6 +16,7 @@ from sordino.privacy.events import leaves, repeat
 from sordino.privacy.loss_distribution import (
     COARSER,
     SMALLEST_DELTA,
+    as_selection,
     is_poisson_gaussian,
     pld_epsilon,
     pld_supports,
@@ -70,7 +71,8 @@ def price(event: DpEvent, delta: float, accountant: str = "auto", conversion: st
     - `rdp`: Renyi DP over a fixed set of orders (Mironov 2017; Mironov, Talwar and Zhang 2019) with the
       `improved` (Canonne, Kamath and Steinke 2020) or the `basic` conversion.
     - `pld`: privacy loss distributions, pessimistic discretisation (Doroshenko et al. 2022); the closed form
-      of Balle and Wang (2018) for plain Gaussians. Takes no conversion.
+      of Balle and Wang (2018) for plain Gaussians; a private selection from the profile of one of its runs (Koskela,
+      Redberg and Wang 2024). Takes no conversion.
     - `moments`: Abadi et al. (2016), integer orders 2 to 33; its conversion is always `basic`.
     - `auto`: the smaller of `rdp` and `pld`. Both hold for the same plan, so their minimum does. PLD is left
       out where it does not apply (other mechanisms, delta below 1e-12) or would be slow (RDP epsilon above
@@ -129,6 +131,9 @@ def worth_pld(event: DpEvent, delta: float, rdp_epsilon: float) -> bool:
         return False
     if any(isinstance(leaf, dp.NonPrivateDpEvent) for leaf, _ in parts):
         return False
+    selection = as_selection(event)
+    if selection is not None:  # each of its runs is priced, and at a smaller delta
+        return worth_pld(selection.event, delta / selection.mean, rdp_epsilon)
     if squared_mu(event) is not None:
         return True  # closed form
     sampled = sum(is_poisson_gaussian(leaf) for leaf, _ in parts)

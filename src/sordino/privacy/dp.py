@@ -10,6 +10,7 @@ from typing import Any
 def __getattr__(name: str) -> Any:
     if name.startswith("__"):
         raise AttributeError(name)
-    value = getattr(importlib.import_module("dp_accounting"), name)
+    package = importlib.import_module("dp_accounting")
+    value = getattr(package, name) if hasattr(package, name) else getattr(package.dp_event, name)
     globals()[name] = value
     return value

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 
 LEAST, MOST = 1e-9, 1e12  # noise multipliers that can be priced
+LARGEST_MEAN = 1e6  # number of runs of a selection
 
 
 def gaussian(noise_multiplier: float) -> DpEvent:
@@ -91,6 +92,22 @@ def compose(events: Sequence[DpEvent]) -> DpEvent:
     return events[0] if len(events) == 1 else dp.ComposedDpEvent(list(events))
 
 
+def repeat_and_select(event: DpEvent, mean: float, shape: float) -> DpEvent:
+    """`event`, a number of times that is drawn at random and kept secret, of which only the best result is shown.
+
+    See `sordino.privacy.selection`: a shape of 1 is geometric, 0 logarithmic, infinity Poisson.
+    """
+    if not 1 <= mean <= LARGEST_MEAN or not shape >= 0:
+        raise ValueError(
+            f"a selection has a mean number of runs from 1 on and a shape from 0 on, not {mean}, {shape}"
+        )
+    if any(isinstance(leaf, dp.RepeatAndSelectDpEvent) for leaf, _ in leaves(event)):
+        raise ValueError("a selection among selections has no price here: select once")
+    if any(isinstance(leaf, dp.NonPrivateDpEvent) for leaf, _ in leaves(event)):
+        return dp.NonPrivateDpEvent()
+    return dp.RepeatAndSelectDpEvent(event, float(mean), float(shape))
+
+
 def leaves(event: DpEvent) -> list[tuple[DpEvent, int]]:
     """`event` as (mechanism, count) pairs: compositions unrolled, equal mechanisms grouped.
 
@@ -142,6 +159,10 @@ def event_to_json(event: DpEvent) -> dict[str, Any]:
         return {"type": "repeated", "count": int(event.count), "event": event_to_json(event.event)}
     if kind is dp.ComposedDpEvent:
         return {"type": "composed", "events": [event_to_json(part) for part in event.events]}
+    if kind is dp.RepeatAndSelectDpEvent:
+        shape = "inf" if math.isinf(event.shape) else float(event.shape)
+        how = {"mean": float(event.mean), "shape": shape}
+        return {"type": "repeat_and_select", **how, "event": event_to_json(event.event)}
     if kind is dp.NoOpDpEvent:
         return {"type": "nothing"}
     if kind is dp.NonPrivateDpEvent:
@@ -179,6 +200,12 @@ def event_from_json(data: Mapping[str, Any]) -> DpEvent:
             if not isinstance(count, int) or isinstance(count, bool) or count < 1:
                 raise ValueError(f"a repeated event needs a whole count >= 1, not {count!r}")
             return dp.SelfComposedDpEvent(event_from_json(data["event"]), count)
+        if kind == "repeat_and_select":
+            shape = math.inf if data["shape"] == "inf" else _number(data["shape"])
+            found = repeat_and_select(event_from_json(data["event"]), _number(data["mean"]), shape)
+            if math.isnan(shape) or not isinstance(found, dp.RepeatAndSelectDpEvent):
+                raise ValueError("a repeat_and_select event needs a private event to repeat")
+            return found
         if kind == "composed":
             return dp.ComposedDpEvent([event_from_json(part) for part in data["events"]])
     except (KeyError, TypeError) as err:

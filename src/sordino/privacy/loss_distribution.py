@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from sordino.privacy import dp
 from sordino.privacy.events import compose, leaves, repeat
 from sordino.privacy.renyi import epsilon_from_rdp, rdp_of
+from sordino.privacy.selection import epsilon_by_profile
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
@@ -34,11 +35,21 @@ def is_poisson_gaussian(leaf: DpEvent) -> bool:
 
 
 def pld_supports(event: DpEvent) -> bool:
-    """Whether `pld_epsilon` can price every part of `event`."""
+    """Whether `pld_epsilon` can price every part of `event`. A selection has to stand alone."""
+    selection = as_selection(event)
+    if selection is not None:
+        event = selection.event
     return all(
         isinstance(leaf, dp.GaussianDpEvent | dp.NonPrivateDpEvent) or is_poisson_gaussian(leaf)
         for leaf, _ in leaves(event)
     )
+
+
+def as_selection(event: DpEvent) -> DpEvent | None:
+    """`event` as the one private selection that it is, or None."""
+    parts = leaves(event)
+    alone = len(parts) == 1 and parts[0][1] == 1 and isinstance(parts[0][0], dp.RepeatAndSelectDpEvent)
+    return parts[0][0] if alone else None
 
 
 def squared_mu(event: DpEvent) -> float | None:
@@ -57,6 +68,16 @@ def pld_epsilon(event: DpEvent, delta: float, coarser: float = 1.0) -> float:
         raise ValueError("PLD prices Gaussian releases, plain or Poisson sampled: use accountant='rdp'")
     if delta < SMALLEST_DELTA:
         raise ValueError(f"PLD is not exact enough for delta below {SMALLEST_DELTA}: use accountant='rdp'")
+    selection = as_selection(event)
+    if selection is not None:
+        run = selection.event
+        return epsilon_by_profile(
+            lambda at: pld_epsilon(run, at, coarser),
+            lambda at: pld_delta(run, at, coarser),
+            selection.mean,
+            selection.shape,
+            delta,
+        )
     parts = leaves(event)
     if any(_noise(leaf) == 0 for leaf, _ in parts):
         return math.inf
@@ -67,8 +88,26 @@ def pld_epsilon(event: DpEvent, delta: float, coarser: float = 1.0) -> float:
     return _epsilon_on_a_grid(tuple(parts), delta, coarser)
 
 
+def pld_delta(event: DpEvent, epsilon: float, coarser: float = 1.0) -> float:
+    """Delta of `event` at `epsilon`, the same way; of a selection there is none."""
+    if not pld_supports(event) or as_selection(event) is not None:
+        raise ValueError("PLD gives the profile of Gaussian releases, plain or Poisson sampled")
+    parts = leaves(event)
+    if any(_noise(leaf) == 0 for leaf, _ in parts):
+        return 1.0
+    exact = squared_mu(event)
+    if exact is not None:
+        return _gaussian_delta(exact, epsilon)
+    return min(1.0, float(_on_a_grid(tuple(parts), coarser).get_delta_for_epsilon(epsilon)))
+
+
 @lru_cache(maxsize=64)
 def _epsilon_on_a_grid(parts: tuple[tuple[DpEvent, int], ...], delta: float, coarser: float) -> float:
+    return float(_on_a_grid(parts, coarser).get_epsilon_for_delta(delta))
+
+
+@lru_cache(maxsize=2)  # they are large, and asked several times in a row
+def _on_a_grid(parts: tuple[tuple[DpEvent, int], ...], coarser: float) -> PrivacyLossDistribution:
     interval = coarser * _interval(compose([repeat(leaf, count) for leaf, count in parts]))
     sampled = [(leaf, count) for leaf, count in parts if not isinstance(leaf, dp.GaussianDpEvent)]
     plain = math.fsum(
@@ -82,7 +121,7 @@ def _epsilon_on_a_grid(parts: tuple[tuple[DpEvent, int], ...], delta: float, coa
     assert total is not None
     if plain > 0:
         total = total.compose(_of_one_step(1 / math.sqrt(plain), 1.0, interval))
-    return float(total.get_epsilon_for_delta(delta))
+    return total
 
 
 def _noise(leaf: DpEvent) -> float:
@@ -96,6 +135,19 @@ def _gaussian_epsilon(mu_squared: float, delta: float) -> float:
         return 0.0
     # The root finder stops within 1e-12 (absolute) or a few ulps: stay on the safe side of both.
     return float(dp.get_epsilon_gaussian(1 / math.sqrt(mu_squared), delta)) * (1 + 1e-12) + 1e-12
+
+
+def _gaussian_delta(mu_squared: float, epsilon: float) -> float:
+    """Balle and Wang (2018), a hair up."""
+    if mu_squared == 0:
+        return 0.0
+    from scipy.special import log_ndtr  # a slow import
+
+    mu = math.sqrt(mu_squared)
+    one = float(log_ndtr(mu / 2 - epsilon / mu))
+    other = epsilon + float(log_ndtr(-mu / 2 - epsilon / mu))
+    # The difference of two numbers that may be close: what rounding can take from it is added.
+    return min(1.0, math.exp(one) * (-math.expm1(min(0.0, other - one)) + 1e-14 * (1 + abs(one) + epsilon)))
 
 
 def _interval(event: DpEvent) -> float:

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from sordino.privacy import dp
 from sordino.privacy.events import leaves
+from sordino.privacy.selection import selected_rdp
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
@@ -53,9 +54,7 @@ def relation_of(event: DpEvent) -> str:
     What was spent under one relation says nothing under the other, so events of both kinds have no price.
     """
     kinds = {
-        isinstance(leaf, dp.SampledWithoutReplacementDpEvent)
-        for leaf, _ in leaves(event)
-        if not isinstance(leaf, dp.NonPrivateDpEvent)
+        _is_of_substitution(leaf) for leaf, _ in leaves(event) if not isinstance(leaf, dp.NonPrivateDpEvent)
     }
     if kinds == {True, False}:
         raise ValueError(
@@ -63,6 +62,12 @@ def relation_of(event: DpEvent) -> str:
             "they cannot be added up; use Poisson sampling"
         )
     return SUBSTITUTION if kinds == {True} else ZERO_OUT
+
+
+def _is_of_substitution(leaf: DpEvent) -> bool:
+    if isinstance(leaf, dp.RepeatAndSelectDpEvent):
+        return relation_of(leaf.event) == SUBSTITUTION
+    return isinstance(leaf, dp.SampledWithoutReplacementDpEvent)
 
 
 def rdp_of(event: DpEvent, orders: tuple[float, ...] = ORDERS) -> Vector:
@@ -97,6 +102,8 @@ def _rdp_of_leaf(leaf: DpEvent, orders: tuple[float, ...]) -> Vector:
 
 
 def _computed_rdp_of_leaf(leaf: DpEvent, orders: tuple[float, ...]) -> Vector:
+    if isinstance(leaf, dp.RepeatAndSelectDpEvent):
+        return selected_rdp(np.array(orders), rdp_of(leaf.event, orders), leaf.mean, leaf.shape)
     rdp = np.empty(len(orders))
     by_us = np.zeros(len(orders), dtype=bool)
     if isinstance(leaf, dp.PoissonSampledDpEvent) and isinstance(leaf.event, dp.GaussianDpEvent):
