@@ -44,6 +44,7 @@ ORDER = [
     "runs",
     "descent",
     "training",
+    "tuning",
     "federated",
     "auditing",
     "recipes",

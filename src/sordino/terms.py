@@ -87,6 +87,11 @@ class Terms:
         """All the charges of the first ``steps`` releases."""
         return self.releases.cost(steps, self.multiplier, self.probe_multipliers)
 
+    def cost_with(self, multiplier: float) -> DpEvent:
+        """All the charges of the planned releases, if the noise had this multiplier."""
+        assert self.steps is not None
+        return self.releases.cost(self.steps, multiplier, self._probe_multipliers(multiplier))
+
     @property
     def explanation(self) -> str | None:
         """Where the events come from, if they do not speak for themselves: a line for the certificate."""
@@ -135,11 +140,7 @@ class Terms:
         assert self.steps is not None
         calls = self.steps
         if budget is not None:
-
-            def plan(z: float) -> DpEvent:
-                return self.releases.cost(calls, z, self._probe_multipliers(z))
-
-            noise_multiplier, delta = noise_for(budget, plan, accountant), budget.delta
+            noise_multiplier, delta = noise_for(budget, self.cost_with, accountant), budget.delta
         assert noise_multiplier is not None
         if noise_multiplier > 0:
             if delta is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Unpack
 
@@ -127,6 +127,53 @@ def _plan(
 ) -> DescentPlan:
     """What is laid down from public numbers: steps, batches, and the noise they need."""
     units, asked = members.count, recording.asked
+    outline = outlined(method, units, epochs, batch_size, sampling, secure=asked.secure)
+    method = outline.method
+    terms, delta = _noised(method, outline.terms, asked)
+    method.step.check(terms.multiplier)
+    if delta is not None:
+        warn_of_delta(delta, units)
+    terms.warn_if_alone()
+    return DescentPlan(
+        data=asked.data_name,
+        unit=members.unit,
+        terms=terms,
+        delta=delta,
+        steps=outline.steps,
+        lines=_LOGGED_STEPS,
+        parameters=parameters,
+        seeded=recording.streams.seeded,
+        assumptions=_assumptions(terms, members.unit, asked),
+        details=asked.details or {},
+        method=method,
+        epochs=outline.epochs,
+        batch_size=outline.batch_size,
+        sampling=outline.sampling,
+    )
+
+
+@dataclass(frozen=True)
+class Outline:
+    """A run before its noise: what follows from the method and from public numbers."""
+
+    method: Method
+    terms: Terms
+    steps: int
+    epochs: float
+    batch_size: int
+    sampling: str
+
+
+def outlined(
+    method: Method,
+    units: int,
+    epochs: float | None,
+    batch_size: int | None,
+    sampling: str | None,
+    *,
+    secure: bool = False,
+) -> Outline:
+    """Steps and batches of a run on so many units; what was left open is chosen by their number."""
     batch_size = default_batch_size(units) if batch_size is None else batch_size
     epochs = default_epochs(units) if epochs is None else epochs
     sampling = sampling or method.noise.sampling
@@ -136,29 +183,13 @@ def _plan(
     per_epoch = how.steps_per_epoch(units)
     steps, batches = method.step.steps(max(1, round(epochs * per_epoch)), per_epoch)
     noise = method.noise.planned(batches, per_epoch)
-    method = replace(method, noise=noise)
-    terms = Terms(method.clip, noise, noise.dealt(how, units), units, batches, secure=asked.secure)
-    terms, delta = _noised(method, terms, asked)
-    method.step.check(terms.multiplier)
-    if delta is not None and delta >= 1 / units:
+    terms = Terms(method.clip, noise, noise.dealt(how, units), units, batches, secure=secure)
+    return Outline(replace(method, noise=noise), terms, steps, epochs, batch_size, sampling)
+
+
+def warn_of_delta(delta: float, units: int) -> None:
+    if delta >= 1 / units:
         warn(f"delta {delta:g} is not below 1/n = {1 / units:.3g}: it allows publishing somebody whole")
-    terms.warn_if_alone()
-    return DescentPlan(
-        data=asked.data_name,
-        unit=members.unit,
-        terms=terms,
-        delta=delta,
-        steps=steps,
-        lines=_LOGGED_STEPS,
-        parameters=parameters,
-        seeded=recording.streams.seeded,
-        assumptions=_assumptions(terms, members.unit, asked),
-        details=asked.details or {},
-        method=method,
-        epochs=epochs,
-        batch_size=batch_size,
-        sampling=sampling,
-    )
 
 
 def _noised(method: Method, terms: Terms, asked: Options) -> tuple[Terms, float | None]:

@@ -12,6 +12,7 @@ from sordino.cli.federate import federate
 from sordino.cli.report import report
 from sordino.cli.reproduce import reproduce
 from sordino.cli.train import train
+from sordino.cli.tune import tune
 
 app = typer.Typer(
     name="sordino",
@@ -23,6 +24,7 @@ app = typer.Typer(
 )
 app.command()(train)
 app.command()(federate)
+app.command()(tune)
 app.command()(reproduce)
 app.command()(report)
 app.add_typer(audit.app, name="audit")

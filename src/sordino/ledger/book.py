@@ -165,6 +165,11 @@ class LedgerFile:
         with self._file.reading() as entries:
             return str(entries.of_kinds("begun")[0].body["ledger"])
 
+    def knows(self, run: str) -> bool:
+        """Whether a run was reserved here."""
+        with self._file.reading() as entries:
+            return bool(entries.of_run(run))
+
     def is_idle(self, run: str) -> bool:
         """Whether a run is reserved here and has paid for nothing so far."""
         with self._file.reading() as entries:

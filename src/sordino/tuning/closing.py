@@ -1,0 +1,152 @@
+"""The end of a tuning: the winner as a run of its own, with what everything together has spent."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from typing import Any
+
+from torch import nn
+
+from sordino.ledger import Account
+from sordino.privacy import certificate
+from sordino.privacy.certificate import epsilon_to_json, sordino_version
+from sordino.report import drawn
+from sordino.runs import Run, RunDirectory, delete_checkpoint, to_json
+from sordino.tasks import evaluate
+from sordino.tuning.plan import TuningPlan
+from sordino.tuning.trials import Trials, Winner
+from sordino.warn import warn
+
+# What of the winner's run.json is about that run alone, or tells how long everything took.
+_ITS_OWN = (
+    "seconds",
+    "peak_memory_mib",
+    "seconds_and_memory",
+    "ledger",
+    "metrics",
+    "checkpoint_kept",
+    "status",
+)
+_OF_A_SELECTION = (
+    "only the best of a number of runs is shown; nobody learns how many there were, nor anything of the others: not "
+    "from files, and not from how long it took"
+)
+_OF_A_GRID = "all candidates were fixed beforehand, and everything they released is counted"
+
+
+def closed_tuning(trials: Trials, winner: Winner, unit: str, units: int, *, keep: bool) -> Run:
+    """Write everything down and delete what must not stay. ``keep`` is whether the directory is the user's."""
+    plan, directory = trials.plan, trials.directory
+    model = trials.fresh_model()
+    if "model.safetensors" in winner.files:
+        trials.with_weights(model, winner.files["model.safetensors"])
+    else:
+        warn("chance had it that no run was made, so nothing was selected: the model is the initial one")
+    ledger = _settled(trials.account)
+    document = certificate(
+        guarantee=plan.guarantee,
+        event=plan.event,
+        unit=unit,
+        assumptions=assumptions(trials),
+        seeded=trials.standing.seeded,
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+    )
+    summary = _summary(trials, winner, unit, units, model, document, ledger)
+    history = _history(plan, winner)
+    directory.write_model(model)
+    directory.write_json("certificate.json", document)
+    directory.write("history.jsonl", "".join(f"{to_json(line)}\n" for line in history).encode())
+    if history:
+        _draw(directory, summary, history)
+    directory.write_json("run.json", summary)  # last: what is complete is not resumed
+    delete_checkpoint(directory.checkpoint_folder)
+    path = directory.path if keep else None
+    guarantee, metrics = plan.guarantee, summary["metrics"]
+    return Run(model, guarantee.epsilon, guarantee.delta, metrics, document, summary, history, path)
+
+
+def assumptions(trials: Trials) -> list[str]:
+    """What a reader of the guarantee must believe."""
+    plan, score = trials.plan, trials.plan.score
+    facts = list(dict.fromkeys(each.terms.sampling.assumption for each in plan.outlines))
+    facts += [_OF_A_GRID if plan.stopping is None else _OF_A_SELECTION]
+    if score.public:
+        facts.append("the rows that candidates were scored on are public")
+    else:
+        facts.append(
+            f"scores are noisy means over {score.members.count} {_plural(score)}, whose number is public; they count "
+            "as rows of the same data"
+        )
+    facts += [
+        *trials.asked.assumptions,
+        "shapes, number of rows and number of classes of the data are public",
+    ]
+    facts.append(
+        "the model computes the loss of each example without regard to the others (checked on made-up rows)"
+    )
+    if trials.asked.test is not None:
+        facts.append("metrics on held-out rows are not covered by the guarantee")
+    return facts
+
+
+def _plural(score: Any) -> str:
+    return "users" if score.groups is not None else "examples"
+
+
+def _settled(account: Account | None) -> dict[str, Any] | None:
+    if account is None:
+        return None
+    account.close()
+    return account.statement()
+
+
+def _summary(
+    trials: Trials,
+    winner: Winner,
+    unit: str,
+    units: int,
+    model: nn.Module,
+    document: dict[str, Any],
+    ledger: dict[str, Any] | None,
+) -> dict[str, Any]:
+    plan, guarantee, asked = trials.plan, trials.plan.guarantee, trials.asked
+    of_winner = json.loads(winner.files["run.json"]) if "run.json" in winner.files else {}
+    metrics = {} if asked.test is None else evaluate(model, trials.task, asked.test)
+    own = None if winner.candidate is None else dict(winner.candidate.own)
+    return {
+        "status": "complete",
+        **{name: value for name, value in of_winner.items() if name not in _ITS_OWN},
+        "data": asked.data_name,
+        "n": units,
+        "unit": unit,
+        "seeded": trials.standing.seeded,
+        "secure": asked.secure,
+        "noise_multiplier": plan.multiplier,
+        "relation": guarantee.relation,
+        "epsilon": epsilon_to_json(guarantee.epsilon),
+        "delta": guarantee.delta,
+        "zcdp_rho": guarantee.zcdp_rho,
+        "gdp_mu": guarantee.gdp_mu,
+        "accountant": guarantee.accountant,
+        "assumptions": document["assumptions"],
+        "metrics": {**metrics, "covered": False},
+        "ledger": ledger,
+        "tuning": {**plan.describe(), "winner": own, "winning_score": winner.score, "table": winner.table},
+        "sordino_version": sordino_version(),
+    }
+
+
+def _history(plan: TuningPlan, winner: Winner) -> list[dict[str, Any]]:
+    """That of the winner, where at every step all is spent that the tuning spends: it was laid down beforehand."""
+    lines = winner.files.get("history.jsonl", b"").decode().splitlines()
+    return [{**json.loads(line), "epsilon": epsilon_to_json(plan.guarantee.epsilon)} for line in lines]
+
+
+def _draw(directory: RunDirectory, summary: dict[str, Any], history: list[dict[str, Any]]) -> None:
+    try:
+        directory.write("report.png", drawn(summary, history, None))
+    except Exception as error:  # what was paid for is not lost over a figure
+        warn(
+            f"report.png could not be drawn ({type(error).__name__}: {error}): sordino report {directory.path}"
+        )
