@@ -1,0 +1,592 @@
+"""Tuning: what it spends, what it shows, and that it goes on without spending again."""
+
+from __future__ import annotations
+
+import json
+import math
+import stat
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import sordino.tuning.trials as trials_module
+from conftest import cross_entropy
+from sordino.ledger import BeyondCap, LedgerError, LedgerFile
+from sordino.noise import Streams
+from sordino.privacy import compose, event_from_json, event_to_json, gaussian, price, repeat
+from sordino.privacy.selection import POISSON, Stopping
+from sordino.runs import Run
+from sordino.tasks import Task, as_task
+from sordino.tuning import abandon, tune
+from sordino.tuning.candidates import candidates_of
+from sordino.tuning.score import Score
+from sordino.tuning.state import Seal, Standing
+
+RATES = {"learning_rate": [0.01, 0.3, 3.0]}
+
+
+def model() -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        return nn.Linear(10, 3)
+
+
+def tuned(toy: tuple[Tensor, Tensor], **given: Any) -> Run:
+    usual: dict[str, Any] = {"over": RATES, "score": toy, "method": "dp-sgd", "budget": (3.0, 1e-3)}
+    usual |= {"epochs": 2, "batch_size": 12, "accountant": "rdp", "progress": False, "seed": 5}
+    return tune(model(), cross_entropy, toy, **usual | given)
+
+
+@pytest.fixture
+def book(tmp_path: Path) -> LedgerFile:
+    return LedgerFile(tmp_path / "ledger.db")
+
+
+# What is tried ----------------------------------------------------------------------------------------------
+
+
+def test_a_grid_has_every_combination() -> None:
+    over = {"learning_rate": [0.1, 1], "threshold": [1, 2, 3], "epochs": [5]}
+    found = candidates_of(over, "dp-sgd")
+    assert len(found) == 6
+    assert {each.said for each in found} >= {"learning_rate=0.1, threshold=2, epochs=5"}
+    assert {each.epochs for each in found} == {5}
+    assert found[0].method != found[1].method
+
+
+def test_a_list_has_what_it_says() -> None:
+    found = candidates_of([{"method": "dp-sgd", "learning_rate": 0.1}, {"method": "auto"}], "auto")
+    assert [each.method.name for each in found] == ["dp-sgd", "auto"]
+
+
+@pytest.mark.parametrize(
+    ("over", "says"),
+    [
+        ({}, "nothing to try"),
+        ([], "nothing to try"),
+        ({"learning_rate": []}, "give values"),
+        ({"learning_rate": 0.1}, "give values"),
+        ({"learning_rate": [0.1, 0.1]}, "twice"),
+        ({"learning_rat": [0.1]}, "learning_rate"),
+        ({"learning_rate": ["fast"]}, "number"),
+        ("learning_rate", "over says what to try"),
+        ({"method": ["sgd"]}, "without privacy"),
+        ({"threshold": range(1, 200), "learning_rate": range(1, 200)}, "too many"),
+    ],
+)
+def test_what_cannot_be_tried_is_refused_before_anything_runs(over: Any, says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        candidates_of(over, "dp-sgd")
+
+
+# What it spends ---------------------------------------------------------------------------------------------
+
+
+def test_a_grid_is_one_mechanism_within_the_budget(toy: tuple[Tensor, Tensor]) -> None:
+    run = tuned(toy)
+    event, plan = event_from_json(run.certificate["events"]), run.summary["tuning"]
+    steps, rate = 2 * 5, 12 / 60
+    one = {
+        "type": "poisson_sampled",
+        "sampling_rate": rate,
+        "event": event_to_json(gaussian(plan["noise_multiplier"])),
+    }
+    expected = compose(
+        [repeat(event_from_json(one), 3 * steps), repeat(gaussian(plan["score"]["noise_multiplier"]), 3)]
+    )
+    assert price(event, 1e-3, "rdp").epsilon == pytest.approx(price(expected, 1e-3, "rdp").epsilon, rel=1e-12)
+    assert 2.99 < run.epsilon <= 3
+
+
+def test_every_candidate_had_the_noise_that_was_priced(toy: tuple[Tensor, Tensor], tmp_path: Path) -> None:
+    run = tuned(toy, out=tmp_path / "run")
+    for number in (1, 2, 3):
+        summary = json.loads((tmp_path / "run/candidates" / str(number) / "run.json").read_text())
+        assert summary["noise_multiplier"] == run.summary["noise_multiplier"]
+        assert summary["epsilon"] < run.epsilon
+
+
+def test_a_selection_costs_what_its_event_says(toy: tuple[Tensor, Tensor]) -> None:
+    run = tuned(toy, stopping=Stopping(4.0))
+    stated = run.certificate["events"]
+    assert (stated["type"], stated["mean"], stated["shape"]) == ("repeat_and_select", 4.0, 1.0)
+    assert price(event_from_json(stated), 1e-3, "rdp").epsilon == run.epsilon
+    assert 2.99 < run.epsilon <= 3
+
+
+def test_scores_on_public_rows_cost_nothing_and_are_exact(toy: tuple[Tensor, Tensor]) -> None:
+    run = tuned(toy, score_is_public=True)
+    assert run.summary["noise_multiplier"] < tuned(toy).summary["noise_multiplier"]
+    right = (run.model(toy[0]).argmax(1) == toy[1]).float().mean()
+    assert run.summary["tuning"]["winning_score"] == pytest.approx(float(right))
+    assert any("scored on are public" in each for each in run.certificate["assumptions"])
+
+
+def test_candidates_of_a_selection_must_cost_the_same(toy: tuple[Tensor, Tensor]) -> None:
+    with pytest.raises(ValueError, match="do not cost the same"):
+        tuned(toy, over={"batch_size": [6, 12]}, stopping=Stopping(2.0))
+    assert len(tuned(toy, over={"batch_size": [6, 12]}).summary["tuning"]["table"]) == 2
+
+
+def test_the_best_score_wins(toy: tuple[Tensor, Tensor]) -> None:
+    run = tuned(toy, score_is_public=True, budget=(50.0, 1e-3))
+    table = run.summary["tuning"]["table"]
+    best = max(table, key=lambda line: line["score"])
+    assert run.summary["tuning"]["winner"] == {"learning_rate": best["learning_rate"]}
+    assert len({line["score"] for line in table}) > 1
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"budget": None}, "needs a budget"),
+        ({"noise_multiplier": 1.0}, "leave out noise_multiplier"),
+        ({"callbacks": [print]}, "callbacks would see"),
+        ({"show_unprotected": True}, "not covered"),
+        ({"keep_checkpoint": True}, "keeps no checkpoint"),
+        ({"groups": torch.arange(60) // 2}, "score_groups"),
+        ({"score": (torch.zeros(5, 4), torch.zeros(5).long())}, "score cannot be computed"),
+        ({"worth": lambda scores, targets: scores}, "one number from 0 to 1"),
+        ({"resume": True}, "give its directory"),
+        ({"budget": (1e-4, 1e-3)}, "no amount of noise"),
+    ],
+)
+def test_bad_calls_are_one_line_before_anything_is_spent(
+    toy: tuple[Tensor, Tensor], book: LedgerFile, given: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(ValueError, match=says):
+        tuned(toy, ledger=book, data_name="toy", **given)
+    assert not book.path.exists() or not book.runs()
+
+
+# The score --------------------------------------------------------------------------------------------------
+
+
+def scored(data: Any, network: nn.Module, **given: Any) -> Score:
+    return Score(data, as_task(cross_entropy), **given)
+
+
+@pytest.mark.parametrize(("wrong", "passes"), [(1.0, True), (2 / 3, False), (3 / 2, False)])
+def test_the_noise_of_a_score_is_what_was_priced(
+    toy: tuple[Tensor, Tensor], monkeypatch: pytest.MonkeyPatch, wrong: float, passes: bool
+) -> None:
+    network, score = model(), scored(toy, model())
+    monkeypatch.setattr("sordino.tuning.score._ROOM", 1.001 * wrong)
+    exact = Score(toy, as_task(cross_entropy), public=True).of(network, Streams.from_seed(0), 0)
+    draws = np.array([score.of(network, Streams.from_seed(seed), 3) for seed in range(2000)])
+    deviation = (draws - exact).std() * 60 / score.noise_multiplier
+    assert bool(0.94 < deviation < 1.06) is passes
+    assert abs((draws - exact).mean() * 60) < 5 * score.noise_multiplier / math.sqrt(2000)
+
+
+def test_a_score_asked_for_again_is_the_same_and_another_candidates_is_not(
+    toy: tuple[Tensor, Tensor],
+) -> None:
+    network, score, streams = model(), scored(toy, model()), Streams.from_seed(1)
+    assert score.of(network, streams, 4) == score.of(network, streams, 4) != score.of(network, streams, 5)
+
+
+def test_one_unit_moves_a_score_by_one_over_n_at_most(toy: tuple[Tensor, Tensor]) -> None:
+    inputs, targets = toy
+    network = model()
+
+    def exact(rows: Any, **given: Any) -> float:
+        return Score(rows, as_task(cross_entropy), public=True, **given).of(network, Streams.from_seed(0), 0)
+
+    before = exact(toy)
+    for value in (math.nan, math.inf, 1e30, -1e30, 0.0):
+        changed = inputs.clone()
+        changed[7] = value
+        assert abs(exact((changed, targets)) - before) <= 1 / 60 + 1e-12
+    users = torch.arange(60) // 6
+    before = exact(toy, groups=users)
+    changed = inputs.clone()
+    changed[users == 2] = math.nan
+    assert abs(exact((changed, targets), groups=users) - before) <= 1 / 10 + 1e-12
+
+
+def test_worth_beyond_its_bounds_is_cut_off(toy: tuple[Tensor, Tensor]) -> None:
+    for value, expected in ((5.0, 1.0), (-5.0, 0.0), (math.nan, 0.0)):
+        score = Score(
+            toy, as_task(cross_entropy), worth=lambda s, t, v=value: torch.full((len(t),), v), public=True
+        )
+        assert score.of(model(), Streams.from_seed(0), 0) == expected
+
+
+class _Fragile(nn.Module):
+    """Fails on rows that begin with a large number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = model()
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        if bool((inputs[:, 0] > 100).any()):
+            raise IndexError("row 104.5 is out of range")
+        out: Tensor = self.inner(inputs)
+        return out
+
+
+def test_a_row_that_cannot_be_computed_is_worth_nothing_and_moves_no_other(
+    toy: tuple[Tensor, Tensor],
+) -> None:
+    inputs, targets = toy
+    network = _Fragile()
+    right = network.inner(inputs).argmax(1) == targets
+    broken = inputs.clone()
+    broken[5, 0] = broken[9, 0] = 1000.0
+    right[[5, 9]] = False
+    score = Score((broken, targets), as_task(cross_entropy), public=True)
+    assert score.of(network, Streams.from_seed(0), 0) == pytest.approx(float(right.double().mean()))
+
+
+def test_a_tuning_by_users_scores_users(toy: tuple[Tensor, Tensor]) -> None:
+    users = torch.arange(60) // 3
+    run = tuned(toy, groups=users, score_groups=users)
+    assert run.summary["unit"] == "user"
+    assert run.summary["tuning"]["score"]["units"] == 20
+
+
+def test_a_task_of_ones_own_needs_its_worth(toy: tuple[Tensor, Tensor]) -> None:
+    inputs = toy[0]
+    task = Task(lambda scores, y: (scores.squeeze(1) - y).square())
+    rows = inputs, inputs[:, 0]
+
+    def closeness(scores: Tensor, targets: Tensor) -> Tensor:
+        return (1 - (scores.squeeze(1) - targets).abs()).clamp(0, 1)
+
+    keywords: dict[str, Any] = {"over": RATES, "score": rows, "method": "dp-sgd", "budget": (3.0, 1e-3)}
+    keywords |= {"epochs": 1, "accountant": "rdp", "progress": False}
+    with pytest.raises(ValueError, match="worth="):
+        tune(nn.Linear(10, 1), task, rows, **keywords)
+    run = tune(nn.Linear(10, 1), task, rows, worth=closeness, **keywords)
+    assert run.summary["tuning"]["score"]["of"] == "closeness"
+
+
+# What a selection shows -------------------------------------------------------------------------------------
+
+
+def test_a_selection_shows_the_winner_alone(toy: tuple[Tensor, Tensor], tmp_path: Path) -> None:
+    run = tuned(toy, stopping=Stopping(6.0), out=tmp_path / "run", seed=None)
+    written = {path.name for path in (tmp_path / "run").rglob("*")}
+    assert written == {"run.json", "history.jsonl", "certificate.json", "model.safetensors", "report.png"}
+    summary = json.loads((tmp_path / "run/run.json").read_text())
+    assert summary["tuning"]["table"] is None
+    assert not {"seconds", "peak_memory_mib", "runs_begun"} & summary.keys()
+    assert run.summary["tuning"]["winner"] is not None
+
+
+def test_how_many_runs_there_were_shows_nowhere(
+    toy: tuple[Tensor, Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    """The same selection with one run and with seven: everything that is written or printed is alike but the winner."""
+    seen = []
+    for runs in (1, 7):
+        book = LedgerFile(tmp_path / f"{runs}.db")
+        monkeypatch.setattr(Stopping, "runs", lambda self, uniform, runs=runs: runs)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            run = tuned(toy, stopping=Stopping(3.0), ledger=book, data_name="toy", progress=True)
+        record = book.runs("toy")[0]
+        seen.append((record.charges, record.epsilon, set(run.summary), len(run.history), capsys.readouterr()))
+    assert seen[0] == seen[1]
+
+
+def test_losers_are_deleted_and_the_best_is_sealed(
+    toy: tuple[Tensor, Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Stopping, "runs", lambda *_: 5)
+    folder, seen = tmp_path / "run/checkpoint", []
+    forget = trials_module._forget
+
+    def look(at: Path, keep: str) -> None:
+        forget(at, keep)
+        seen.append(sorted(path.name for path in at.iterdir()))
+        sealed = (at / keep).read_bytes()
+        assert b"learning_rate" not in sealed
+        assert b"weight" not in sealed
+        assert stat.S_IMODE(at.stat().st_mode) == 0o700
+        assert stat.S_IMODE((at / keep).stat().st_mode) == 0o600
+
+    monkeypatch.setattr(trials_module, "_forget", look)
+    tuned(toy, stopping=Stopping(3.0), out=tmp_path / "run")
+    assert len(seen) == 5
+    assert all(len(names) == 2 and names[-1] == "tuning.safetensors" for names in seen)
+    assert not folder.exists()
+
+
+def test_the_number_of_runs_is_drawn_before_the_first_and_follows_from_the_key(
+    toy: tuple[Tensor, Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[float] = []
+    monkeypatch.setattr(Stopping, "runs", lambda self, uniform: drawn.append(uniform) or 1)
+    for seed in (1, 1, 2):
+        tuned(toy, stopping=Stopping(3.0), seed=seed)
+    assert drawn[0] == drawn[1] != drawn[2]
+    assert all(0 <= each < 1 for each in drawn)
+
+
+def test_with_no_run_at_all_nothing_is_selected(
+    toy: tuple[Tensor, Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Stopping, "runs", lambda *_: 0)
+    with pytest.warns(UserWarning, match="no run was made"):
+        run = tuned(toy, stopping=Stopping(2.0, POISSON))
+    assert run.summary["tuning"]["winner"] is None
+    assert torch.equal(run.model.weight, model().weight)
+    assert 2.9 < run.epsilon <= 3
+
+
+def test_candidates_are_drawn_evenly(toy: tuple[Tensor, Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[str] = []
+
+    def trained(self: Any, number: int, candidate: Any, *_: Any) -> nn.Module:
+        tried.append(candidate.said)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Stopping, "runs", lambda *_: 1)
+    monkeypatch.setattr(trials_module.Trials, "trained", trained)
+    for seed in range(150):
+        with pytest.raises(KeyboardInterrupt):
+            tuned(toy, stopping=Stopping(3.0), seed=seed)
+    counts = [tried.count(name) for name in sorted(set(tried))]
+    assert len(counts) == 3
+    assert min(counts) > 30
+
+
+def test_a_seal_that_was_changed_is_not_opened() -> None:
+    seal = Seal(Streams.from_seed(1))
+    sealed = bytearray(seal.close(b"the winner"))
+    assert seal.open(bytes(sealed)) == b"the winner"
+    sealed[-1] ^= 1
+    with pytest.raises(ValueError, match="was changed"):
+        seal.open(bytes(sealed))
+    with pytest.raises(ValueError, match="was changed"):
+        Seal(Streams.from_seed(2)).open(seal.close(b"the winner"))
+
+
+# Interrupted and resumed ------------------------------------------------------------------------------------
+
+
+class _Interrupted(BaseException):
+    pass
+
+
+def interrupted(monkeypatch: pytest.MonkeyPatch, where: str, after: int, before_it: bool) -> None:
+    """Stop at the call of this number, before it is made or when it is done."""
+    real, calls = getattr(trials_module.Trials, where), [0]
+
+    def counted(self: Any, *given: Any) -> Any:
+        calls[0] += 1
+        if calls[0] == after and before_it:
+            raise _Interrupted
+        result = real(self, *given)
+        if calls[0] == after:
+            raise _Interrupted
+        return result
+
+    monkeypatch.setattr(trials_module.Trials, where, counted)
+
+
+@pytest.mark.parametrize("stopping", [None, Stopping(3.0)], ids=["grid", "selection"])
+@pytest.mark.parametrize(
+    ("where", "after", "before_it"),
+    [
+        ("trained", 2, True),
+        ("trained", 2, False),
+        ("scored", 2, False),
+        ("save", 2, True),
+        ("save", 2, False),
+    ],
+)
+def test_an_interrupted_tuning_goes_on_the_same_and_spends_nothing_more(
+    toy: tuple[Tensor, Tensor],
+    book: LedgerFile,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    stopping: Stopping | None,
+    where: str,
+    after: int,
+    before_it: bool,
+) -> None:
+    monkeypatch.setattr(Stopping, "runs", lambda *_: 3)
+    whole = tuned(toy, stopping=stopping, ledger=book, data_name="whole")
+    keywords: dict[str, Any] = {
+        "stopping": stopping,
+        "ledger": book,
+        "data_name": "parts",
+        "out": tmp_path / "run",
+    }
+    with monkeypatch.context() as patch:
+        interrupted(patch, where, after, before_it)
+        with pytest.raises(_Interrupted):
+            tuned(toy, **keywords)
+    assert book.runs("parts")[0].state == "open"
+    again = tuned(toy, **keywords, resume=True)
+    assert torch.equal(again.model.weight, whole.model.weight)
+    assert again.summary["tuning"] == whole.summary["tuning"]
+    one, other = book.runs("whole")[0], book.runs("parts")[0]
+    assert (other.state, other.charges, other.epsilon) == ("closed", one.charges, one.epsilon)
+    book.verify()
+
+
+def test_a_candidate_interrupted_in_the_middle_goes_on(
+    toy: tuple[Tensor, Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from sordino.descent import Descent
+
+    whole = tuned(toy)
+    real, steps = Descent.step, [0]
+
+    def step(self: Any, number: int) -> bool:
+        steps[0] += 1
+        if steps[0] == 17:
+            raise _Interrupted
+        return real(self, number)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Descent, "step", step)
+        with pytest.raises(_Interrupted):
+            tuned(toy, out=tmp_path / "run")
+    assert (tmp_path / "run/candidates/2/checkpoint").exists()
+    again = tuned(toy, out=tmp_path / "run", resume=True)
+    assert again.summary["tuning"]["table"] == whole.summary["tuning"]["table"]
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"over": {"learning_rate": [0.01, 0.3]}}, "candidates"),
+        ({"budget": (2.0, 1e-3)}, "budget"),
+        ({"stopping": Stopping(3.0)}, "protocol"),
+        ({"score": (torch.ones(60, 10), torch.zeros(60).long())}, "rows of the score"),
+    ],
+)
+def test_another_tuning_is_not_resumed(
+    toy: tuple[Tensor, Tensor],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    changed: dict[str, Any],
+    says: str,
+) -> None:
+    with monkeypatch.context() as patch:
+        interrupted(patch, "trained", 1, True)
+        with pytest.raises(_Interrupted):
+            tuned(toy, out=tmp_path / "run")
+    with pytest.raises(ValueError, match=says):
+        tuned(toy, out=tmp_path / "run", resume=True, **changed)
+
+
+def test_a_complete_tuning_is_not_resumed_nor_overwritten(toy: tuple[Tensor, Tensor], tmp_path: Path) -> None:
+    tuned(toy, out=tmp_path / "run")
+    with pytest.raises(ValueError, match="complete"):
+        tuned(toy, out=tmp_path / "run", resume=True)
+    with pytest.raises(ValueError, match="not empty"):
+        tuned(toy, out=tmp_path / "run")
+    with pytest.raises(ValueError, match=r"nothing to resume|no interrupted"):
+        abandon(tmp_path / "run")
+
+
+# In a ledger ------------------------------------------------------------------------------------------------
+
+
+def test_a_grid_is_counted_with_all_its_events(toy: tuple[Tensor, Tensor], book: LedgerFile) -> None:
+    run = tuned(toy, ledger=book, data_name="toy")
+    (record,) = book.runs("toy")
+    assert (record.kind, record.state, record.charges) == ("grid", "closed", 3 * 10 + 3)
+    assert record.epsilon == pytest.approx(run.epsilon, rel=1e-9)
+    assert run.summary["ledger"]["run"] == record.run
+
+
+def test_a_selection_is_paid_as_a_whole_before_its_first_run(
+    toy: tuple[Tensor, Tensor], book: LedgerFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = trials_module.Trials.trained
+
+    def look(self: Any, *given: Any) -> Any:
+        (record,) = book.runs("toy")
+        assert record.charges == 1
+        return real(self, *given)
+
+    monkeypatch.setattr(trials_module.Trials, "trained", look)
+    run = tuned(toy, ledger=book, data_name="toy", stopping=Stopping(2.0))
+    (record,) = book.runs("toy")
+    assert (record.kind, record.state) == ("selection", "closed")
+    assert record.epsilon == pytest.approx(run.epsilon, rel=1e-9)
+
+
+def test_a_tuning_that_does_not_fit_is_refused_and_trains_nothing(
+    toy: tuple[Tensor, Tensor], book: LedgerFile, tmp_path: Path
+) -> None:
+    book.cap("toy", epsilon=1.0, delta=1e-3)
+    with pytest.raises(BeyondCap, match="no room"):
+        tuned(toy, ledger=book, data_name="toy", out=tmp_path / "run")
+    assert not book.runs("toy")
+    assert not (tmp_path / "run/candidates").exists()
+
+
+def test_a_tuning_begun_in_one_ledger_goes_on_in_no_other(
+    toy: tuple[Tensor, Tensor], book: LedgerFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keywords: dict[str, Any] = {"out": tmp_path / "run", "data_name": "toy"}
+    with monkeypatch.context() as patch:
+        interrupted(patch, "trained", 2, True)
+        with pytest.raises(_Interrupted):
+            tuned(toy, ledger=book, **keywords)
+    for other in (None, tmp_path / "other.db"):
+        with pytest.raises(ValueError, match="another ledger"):
+            tuned(toy, ledger=other, resume=True, **keywords)
+
+
+@pytest.mark.parametrize("begun", [1, 3])
+def test_an_abandoned_selection_counts_as_the_runs_that_were_begun(
+    toy: tuple[Tensor, Tensor], book: LedgerFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begun: int
+) -> None:
+    monkeypatch.setattr(Stopping, "runs", lambda *_: 5)
+    keywords: dict[str, Any] = {"stopping": Stopping(3.0), "out": tmp_path / "run"}
+    with monkeypatch.context() as patch:
+        interrupted(patch, "trained", begun, False)
+        with pytest.raises(_Interrupted):
+            tuned(toy, ledger=book, data_name="toy", **keywords)
+    run_event = event_from_json(Standing.load(tmp_path / "run/checkpoint").pinned["runs"][0])  # type: ignore[union-attr]
+    with pytest.raises(ValueError, match="counted in a ledger"):
+        abandon(tmp_path / "run")
+    with pytest.raises(LedgerError, match="tune"):
+        book.close(book.runs("toy")[0].run)
+    summary = abandon(tmp_path / "run", ledger=book)
+    (record,) = book.runs("toy")
+    expected = price(repeat(run_event, begun), 1e-3, "rdp").epsilon
+    assert (record.state, summary["status"], summary["runs_begun"]) == ("closed", "abandoned", begun)
+    assert record.epsilon == pytest.approx(expected, rel=1e-9)
+    assert {path.name for path in (tmp_path / "run").iterdir()} == {"run.json", "history.jsonl"}
+    book.verify()
+
+
+def test_a_selection_that_cannot_be_resumed_counts_as_its_runs(
+    toy: tuple[Tensor, Tensor], book: LedgerFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Stopping, "runs", lambda *_: 5)
+    interrupted(monkeypatch, "trained", 2, False)
+    with pytest.raises(_Interrupted):
+        tuned(toy, ledger=book, data_name="toy", stopping=Stopping(3.0))
+    (record,) = book.runs("toy")
+    assert record.state == "closed"
+    assert event_to_json(record.event)["type"] in ("repeated", "composed")
+
+
+def test_an_abandoned_grid_frees_what_it_has_not_spent(
+    toy: tuple[Tensor, Tensor], book: LedgerFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        interrupted(patch, "trained", 2, True)
+        with pytest.raises(_Interrupted):
+            tuned(toy, ledger=book, data_name="toy", out=tmp_path / "run")
+    abandon(tmp_path / "run", ledger=book)
+    (record,) = book.runs("toy")
+    assert (record.state, record.charges) == ("closed", 11)
+    assert not (tmp_path / "run/candidates").exists()
