@@ -314,6 +314,10 @@ RECIPES = Registry(
             "recipes.oso_grids:mnist",
             "OSO: grids of five methods under one budget each, MNIST (tables 8 and 11)",
         ),
+        "private-selection": Entry(
+            "recipes.private_selection:selection",
+            "ADADP: one run that tunes itself against the best of many by private selection (supplement, table 1)",
+        ),
     },
     unknown="there is no {kind} {name!r}: there are {names}",
 )
