@@ -18,7 +18,7 @@ from statistics import mean, stdev
 from typing import Any
 
 RESULTS = Path(__file__).parent / "results" / "tuning_mnist.md"
-PAID = ["mnist", "--epsilon", "3", "--delta", "1e-5"]
+PAID = ["mnist", "--epsilon", "3", "--delta", "1e-5", "--model", "mlp:128"]
 RATES = "1e-4,3e-4,1e-3,3e-3,1e-2,3e-2,1e-1"
 TUNED = ["--method", "dp-adam", "--over", f"learning_rate={RATES}", "--score", "0.1"]
 COMMANDS = {

@@ -53,7 +53,7 @@ def test_a_candidate_spends_what_the_selection_leaves_it(
     reported: tuple[list[Job], Report, study.Setting],
 ) -> None:
     asked, _, setting = reported
-    noises = {job.name.rpartition(" ")[0]: job.settings.get("noise_multiplier") for job in asked}
+    noises = {job.name.rpartition(" ")[0]: job.settings.get("noise_multiplier", 0.0) for job in asked}
     theorem, profiles = noises["by the theorem"], noises["by profiles"]
     budget = study.base_budget(min(study.GAMMAS))
     assert 0.99 * budget.epsilon < price(setting.cost(theorem), budget.delta, "rdp").epsilon <= budget.epsilon

@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     from sordino.noise import Tree as Tree
     from sordino.privacy import Budget as Budget
     from sordino.privacy import Ledger as Ledger
+    from sordino.privacy.selection import Stopping as Stopping
     from sordino.rates import Constant as Constant
     from sordino.rates import DistanceOverGradients as DistanceOverGradients
     from sordino.rates import Hypergradient as Hypergradient
@@ -82,6 +83,8 @@ if TYPE_CHECKING:
     from sordino.tasks import reconstruction as reconstruction
     from sordino.tasks import regression as regression
     from sordino.training import train as train
+    from sordino.tuning import abandon as abandon
+    from sordino.tuning import tune as tune
     from sordino.vector import ParameterVector as ParameterVector
 
     __version__: str
@@ -137,12 +140,14 @@ _HOMES = {
     "Sgd": "sordino.steps",
     "Shuffled": "sordino.data",
     "SlowGradients": "sordino.gradients",
+    "Stopping": "sordino.privacy.selection",
     "Task": "sordino.tasks",
     "Tolerance": "sordino.rates",
     "Travel": "sordino.rates",
     "Tree": "sordino.noise",
     "Unclipped": "sordino.clipping",
     "WithoutReplacement": "sordino.data",
+    "abandon": "sordino.tuning",
     "adadp": "sordino.methods",
     "adam": "sordino.methods",
     "adam_wosm": "sordino.methods",
@@ -162,6 +167,7 @@ _HOMES = {
     "replace_batchnorm": "sordino.gradients",
     "sgd": "sordino.methods",
     "train": "sordino.training",
+    "tune": "sordino.tuning",
 }
 
 __all__ = sorted(_HOMES)

@@ -204,6 +204,22 @@ ACCOUNTANTS = Registry(
     given=("event", "delta", "conversion"),
 )
 
+STOPPINGS = Registry(
+    "stopping",
+    {
+        "geometric": Entry("privacy.selection:geometric", "a coin after each run, as Liu and Talwar have it"),
+        "logarithmic": Entry("privacy.selection:logarithmic", "often one run, at times many: the cheapest"),
+        "negative-binomial": Entry(
+            "privacy.selection:negative_binomial",
+            "between and beyond these two, truncated",
+            takes="shape",
+            example="0.5",
+        ),
+        "poisson": Entry("privacy.selection:poisson", "closest to its mean; none at all is possible"),
+    },
+    given=("mean",),
+)
+
 MODELS = Registry(
     "model",
     {
@@ -336,6 +352,7 @@ TABLES = {
     "participations": PARTICIPATIONS,
     "samplings": SAMPLINGS,
     "accountants": ACCOUNTANTS,
+    "stoppings": STOPPINGS,
     "models": MODELS,
     "data sets": DATA_SETS,
     "recipes": RECIPES,

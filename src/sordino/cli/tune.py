@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -23,7 +22,7 @@ from sordino.cli.common import (
     run_folder,
     task_for,
 )
-from sordino.named import DATA_SETS
+from sordino.named import DATA_SETS, STOPPINGS
 from sordino.registry import value_of
 
 if TYPE_CHECKING:
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
 
 # torch and the accountants load slowly: they are imported inside the command, so that --help is quick.
 
-_SHAPES = {"geometric": 1.0, "logarithmic": 0.0, "poisson": math.inf}
 _SPLIT = 20_241_117  # which rows a share has is public, and the same each time
 
 Data = Annotated[str | None, typer.Argument(metavar="DATA", help=f"{DATA_SETS.help()}.")]
@@ -60,8 +58,8 @@ ScoreIsPublic = Annotated[
 StoppingOption = Annotated[
     str | None,
     typer.Option(
-        help="Private selection: how the number of runs is drawn. geometric (Liu and Talwar), logarithmic, poisson, or "
-        "a shape above 0 of a truncated negative binomial. Without it every combination is tried, as a grid."
+        help=f"Private selection: how the number of runs is drawn: {STOPPINGS.help()}. By default geometric, if --runs "
+        "is given; without both every combination is tried, as a grid."
     ),
 ]
 Runs = Annotated[float | None, typer.Option(help="Private selection: how many runs on average.")]
@@ -179,19 +177,12 @@ def _values(over: list[str]) -> dict[str, list[Any]]:
 
 
 def _stopping(name: str | None, runs: float | None) -> Stopping | None:
-    from sordino.privacy.selection import Stopping
-
     if name is None and runs is None:
         return None
     if runs is None:
         raise ValueError("private selection needs a number of runs, on average: give --runs")
-    shape = _SHAPES.get(name or "geometric")
-    if shape is None:
-        try:
-            shape = float(name or "")
-        except ValueError:
-            raise ValueError(f"--stopping is {', '.join(_SHAPES)}, or a number, not {name!r}") from None
-    return Stopping(runs, shape)
+    found: Stopping = STOPPINGS.parsed(name or "geometric", runs)
+    return found
 
 
 def _rows(loaded: Loaded, score: str, classes: int | None) -> tuple[Any, Any]:

@@ -94,6 +94,22 @@ class Stopping:
         return repeat_and_select(event, self.mean, self.shape)
 
 
+def geometric(mean: float) -> Stopping:
+    return Stopping(mean, GEOMETRIC)
+
+
+def logarithmic(mean: float) -> Stopping:
+    return Stopping(mean, LOGARITHMIC)
+
+
+def negative_binomial(mean: float, shape: float) -> Stopping:
+    return Stopping(mean, shape)
+
+
+def poisson(mean: float) -> Stopping:
+    return Stopping(mean, POISSON)
+
+
 def mean_of(gamma: float, shape: float) -> float:
     """The mean of a truncated negative binomial distribution (Papernot and Steinke 2022, definition 1).
 
