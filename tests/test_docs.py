@@ -160,6 +160,7 @@ def described(name: str) -> str:
 
 # Keywords that several functions take, which the signature calls options.
 SHARED = {
+    "tune": ["budget", "test", "out", "resume", "options"],
     "train": [*RunOptions.__annotations__],
     "federate": [
         *(n for n in FederationOptions.__annotations__ if n not in RunOptions.__annotations__),

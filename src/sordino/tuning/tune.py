@@ -289,6 +289,11 @@ def abandon(out: str | Path, *, ledger: Any = None) -> dict[str, Any]:
     Args:
         out: The directory of the tuning.
         ledger: The one it is counted in, as for `train`.
+
+    >>> import tempfile
+    >>> abandon(tempfile.mkdtemp())
+    Traceback (most recent call last):
+    ValueError: there is no interrupted tuning in ...: check the directory
     """
     directory = RunDirectory(Path(out))
     if not directory.is_of_a_run:
