@@ -277,3 +277,20 @@ def test_an_order_that_repeats_is_one_less_in_between() -> None:
 def test_the_papers_numbers_are_those_of_their_accountant() -> None:
     flags = ("--mechanism", "tree", "--steps-per-epoch", 240, "--epochs", 20, "--delta", 1e-5, "--as-printed")
     assert round(ask("epsilon", *flags, "--noise-multiplier", 4)["epsilon"], 2) == 26.21
+
+
+# Private selection ------------------------------------------------------------------------------------------
+
+
+SELECTION = ("epsilon", "--noise-multiplier", 4, "--steps", 1, "--delta", 1e-5)
+
+
+def test_a_private_selection_is_priced() -> None:
+    by_rdp = (*SELECTION, "--runs", 10, "--accountant", "rdp")
+    assert ask(*by_rdp)["epsilon"] == pytest.approx(2.153654, abs=1e-6)  # golden values B4
+    assert ask(*by_rdp, "--stopping", "logarithmic")["epsilon"] == pytest.approx(1.784136, abs=1e-6)
+    assert "the best of 10 such runs on average" in run(*by_rdp).stdout
+
+
+def test_a_stopping_without_runs_is_refused() -> None:
+    assert "give --runs" in str(run(*SELECTION, "--stopping", "poisson").exception)

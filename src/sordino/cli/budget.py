@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from sordino.named import ACCOUNTANTS
+from sordino.named import ACCOUNTANTS, STOPPINGS
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
@@ -131,6 +131,15 @@ AsPrintedOption = Annotated[
         "--as-printed",
     ),
 ]
+RunsOption = Annotated[
+    float | None,
+    typer.Option(
+        help="Private selection: the plan is one run, repeated so often on average; the best is shown."
+    ),
+]
+StoppingOption = Annotated[
+    str | None, typer.Option(help=f"Private selection: {STOPPINGS.help()}.", show_default="geometric")
+]
 
 
 @dataclass(frozen=True)
@@ -161,6 +170,8 @@ def epsilon(
     min_separation: SeparationOption = None,
     max_participation: ParticipationOption = None,
     as_printed: AsPrintedOption = False,
+    runs: RunsOption = None,
+    stopping: StoppingOption = None,
     accountant: Accountant = "auto",
     conversion: ConversionOption = Conversion.improved,
     as_json: JsonOption = False,
@@ -180,7 +191,7 @@ def epsilon(
         max_participation,
         as_printed,
     )
-    plan = _plan(mechanism, plain, tree)
+    plan = _selected(_plan(mechanism, plain, tree), runs, stopping)
     accountant = _printed_by(accountant, as_printed)
     guarantee = price(plan.event(z), _given(delta, "--delta"), accountant, conversion.value)
     inputs = {"noise_multiplier": z, **plan.inputs, "delta": delta}
@@ -203,6 +214,8 @@ def noise(
     min_separation: SeparationOption = None,
     max_participation: ParticipationOption = None,
     as_printed: AsPrintedOption = False,
+    runs: RunsOption = None,
+    stopping: StoppingOption = None,
     accountant: Accountant = "auto",
     conversion: ConversionOption = Conversion.improved,
     as_json: JsonOption = False,
@@ -222,7 +235,7 @@ def noise(
         max_participation,
         as_printed,
     )
-    plan = _plan(mechanism, plain, tree)
+    plan = _selected(_plan(mechanism, plain, tree), runs, stopping)
     accountant = _printed_by(accountant, as_printed)
     z = noise_for(budget, plan.event, accountant, conversion.value)
     guarantee = price(plan.event(z), budget.delta, accountant, conversion.value)
@@ -305,6 +318,24 @@ def _plan(mechanism: Mechanism, plain: _PlainFlags, tree: _TreeFlags) -> _Plan:
     for flag in _flags_set(tree):  # the first will do
         raise ValueError(f"{flag} needs --mechanism tree: without it give --steps and --sampling-rate")
     return _plain_plan(plain)
+
+
+def _selected(plan: _Plan, runs: float | None, stopping: str | None) -> _Plan:
+    """The plan as one run of a private selection, if one is asked for."""
+    if runs is None:
+        if stopping is not None:
+            raise ValueError("--stopping is how a private selection ends: give --runs, its runs on average")
+        return plan
+    found = STOPPINGS.parsed(stopping or "geometric", runs)
+    return replace(
+        plan,
+        event=lambda noise_multiplier: found.select(plan.event(noise_multiplier)),
+        inputs={**plan.inputs, "runs": runs, "stopping": stopping or "geometric"},
+        lines=[
+            *plan.lines,
+            f"the best of {runs:g} such runs on average, {found.name}; nobody learns how many",
+        ],
+    )
 
 
 def _flags_set(flags: _PlainFlags | _TreeFlags) -> list[str]:
