@@ -260,7 +260,8 @@ MUTATIONS = [
       "runs_directory"),
     m("runs/spending.py", "the ledger is believed", "if ledger.event != event:", "if False:", "runs_spending"),
     # The hallway
-    m("terms.py", "probes not in the plan", "return self.releases.cost(self.steps, multiplier, self._probe_multipliers(multiplier))",
+    m("terms.py", "probes not in the plan",
+      "return self.releases.cost(self.steps, multiplier, self._probe_multipliers(multiplier))",
       "return self.releases.cost(self.steps, multiplier, ())", "runs_spending"),
     # Tuning
     m("privacy/selection.py", "the number of runs costs nothing",
