@@ -83,6 +83,7 @@ if TYPE_CHECKING:
     from sordino.tasks import regression as regression
     from sordino.training import train as train
     from sordino.vector import ParameterVector as ParameterVector
+    from sordino.verifying import verify as verify
 
     __version__: str
 
@@ -162,6 +163,7 @@ _HOMES = {
     "replace_batchnorm": "sordino.gradients",
     "sgd": "sordino.methods",
     "train": "sordino.training",
+    "verify": "sordino.verifying",
 }
 
 __all__ = sorted(_HOMES)

@@ -80,6 +80,8 @@ def federate(
     show_unprotected: given.ShowClients = False,
     ledger: given.Ledger = None,
     data_name: given.DataName = None,
+    rationale: given.Rationale = None,
+    signing_key: given.SigningKey = None,
     as_json: given.AsJson = False,
 ) -> None:
     """Train one model across many clients, on this machine, with or without privacy for each of them."""
@@ -120,6 +122,7 @@ def federate(
         accountant=accountant, seed=seed, secure=secure, show_unprotected=show_unprotected,
         test=loaded.test, evaluations=evaluations, details={"model": spec},
         data_name=declared_name(data, loaded, data_name, ledger), ledger=ledger,
+        rationale=rationale, signing_key=signing_key,
         assumptions=[f"public: {fact}" for fact in loaded.public] if private else [],
     )  # fmt: skip
     run_and_show(folder, as_json, run, _lines)

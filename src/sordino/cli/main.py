@@ -12,6 +12,7 @@ from sordino.cli.federate import federate
 from sordino.cli.report import report
 from sordino.cli.reproduce import reproduce
 from sordino.cli.train import train
+from sordino.cli.verify import verify
 
 app = typer.Typer(
     name="sordino",
@@ -25,6 +26,7 @@ app.command()(train)
 app.command()(federate)
 app.command()(reproduce)
 app.command()(report)
+app.command()(verify)
 app.add_typer(audit.app, name="audit")
 app.add_typer(budget.app, name="budget")
 app.add_typer(ledger.app, name="ledger")

@@ -50,6 +50,8 @@ def train(
     show_unprotected: given.ShowLoss = False,
     ledger: given.Ledger = None,
     data_name: given.DataName = None,
+    rationale: given.Rationale = None,
+    signing_key: given.SigningKey = None,
     as_json: given.AsJson = False,
 ) -> None:
     """Train a model privately: a budget goes in; a model, a certificate and a report come out."""
@@ -96,6 +98,8 @@ def train(
         progress=True,
         data_name=declared_name(data, loaded, data_name, ledger),
         ledger=ledger,
+        rationale=rationale,
+        signing_key=signing_key,
         assumptions=[f"public: {fact}" for fact in loaded.public],
         details={"model": spec},
     )
