@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated
 
@@ -9,7 +10,7 @@ import typer
 
 from sordino.cli.options import AsJson
 
-# The accountants load slowly: they are imported inside the command, so that --help is quick.
+# The accountants load slowly: they are imported inside the command, so that --help is quick. Nothing that trains is.
 
 
 def verify(
@@ -44,7 +45,6 @@ def verify(
 
     Exit code 0 if it holds; 2, with one line that says what does not, if anything is not as stated.
     """
-    from sordino.runs import replace_file, to_json
     from sordino.verifying import verify as verified
     from sordino.verifying.deployment import registry_entry
     from sordino.verifying.telling import told
@@ -61,5 +61,5 @@ def verify(
         print(entry, end="")
         return
     if registry is not None and entry is not None:
-        replace_file(Path(registry), entry.encode())
-    print(to_json({**found.to_json(), "certificate": str(certificate)}) if as_json else told(found))
+        Path(registry).write_text(entry, encoding="utf-8")
+    print(json.dumps({**found.to_json(), "certificate": str(certificate)}) if as_json else told(found))

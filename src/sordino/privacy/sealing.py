@@ -81,8 +81,9 @@ def signing_key(given: str | Path | None) -> Ed25519PrivateKey | None:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
+    content = _bytes_of(named)
     try:
-        key = load_pem_private_key(_bytes_of(named), password=None)
+        key = load_pem_private_key(content, password=None)
     except TypeError:
         raise ValueError(
             f"the signing key {named} asks for a password: give one without, that only you can read"
@@ -100,8 +101,9 @@ def public_key(path: str | Path) -> str:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
     from cryptography.hazmat.primitives.serialization import load_pem_public_key
 
+    content = _bytes_of(path)
     try:
-        key = load_pem_public_key(_bytes_of(path))
+        key = load_pem_public_key(content)
     except (ValueError, UnsupportedAlgorithm):
         raise ValueError(
             f"{path} holds no public key in PEM form: write it with openssl pkey -in key.pem -pubout -out public.pem"

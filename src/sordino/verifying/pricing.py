@@ -7,20 +7,22 @@ looser proof. What can contradict a claim is a bound from below, or the exact va
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 from sordino.named import ACCOUNTANTS
 from sordino.privacy import dp
 from sordino.privacy.accountants import AUTO_LARGEST_EPSILON, AUTO_MOST_MECHANISMS, price
-from sordino.privacy.events import leaves
+from sordino.privacy.events import event_from_json, leaves
 from sordino.privacy.loss_distribution import SMALLEST_DELTA, is_poisson_gaussian
 from sordino.privacy.renyi import SUBSTITUTION, epsilon_from_rdp, rdp_of, relation_of
+from sordino.privacy.sealing import canonical
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
@@ -53,20 +55,27 @@ class _Cannot(Exception):
     """An accountant has no price for these events."""
 
 
-def prices(event: DpEvent, events: Mapping[str, Any], delta: float) -> list[Priced]:
-    """Every accountant's epsilon at ``delta``; ``events`` is the JSON that ``event`` was read from."""
+def prices(events: Mapping[str, Any], delta: float) -> tuple[Priced, ...]:
+    """Every accountant's epsilon of ``events``, as JSON has them, at ``delta``."""
+    return _prices(canonical(events), delta)
+
+
+@lru_cache(maxsize=64)
+def _prices(text: str, delta: float) -> tuple[Priced, ...]:
+    events = json.loads(text)
+    event = event_from_json(events)
     found = [
         _asked(f"{_OURS} {name}", AT_MOST, partial(_ours, event, delta, name))
         for name in ACCOUNTANTS
         if name != "auto"
     ]
-    return [
+    return (
         *found,
         _asked(f"{_THEIRS} rdp", AT_MOST, lambda: _their_rdp(event, delta)),
         _asked(f"{_THEIRS} pld", AT_MOST, lambda: _their_pld(event, delta)),
         _asked(f"{_THEIRS} pld, optimistic", AT_LEAST, lambda: _optimistic(event, delta)),
         _asked("closed form of Gaussians", EXACTLY, lambda: _closed_form(events, delta)),
-    ]
+    )
 
 
 def _asked(name: str, says: str, ask: Callable[[], float]) -> Priced:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from sordino.privacy.certificate import FORMAT
+from sordino.privacy.sealing import canonical
 from sordino.verifying.schema import complaint
 
 NAME = "certificate.json"
@@ -66,8 +67,11 @@ def checked(document: Any) -> dict[str, Any]:
         raise Malformed(f"its format is {document['format']!r}, and this version of Sordino reads {FORMAT!r}")
     try:
         wrong = complaint(document, schema())
+        canonical(document)  # or there is something in it that JSON has not
     except RecursionError:
         wrong = "it is nested too deeply"
+    except (TypeError, ValueError) as error:
+        wrong = f"it is not JSON ({error})"
     if wrong is not None:
         raise Malformed(wrong)
     return document

@@ -13,6 +13,10 @@ from sordino.verifying.verification import Verification
 
 _WIDTH = 100
 _NAMES = 16
+_ABOUT_PRICES = (
+    "An accountant is a way to prove that epsilon is at most so much. One that proves the claim is enough; others may "
+    "prove less."
+)
 
 
 def told(found: Verification) -> str:
@@ -63,10 +67,8 @@ def _parts(found: Verification) -> Iterator[tuple[str, Sequence[str]]]:
     versions = ", ".join(f"{name} {said['versions'][name]}" for name in ("sordino", "dp-accounting"))
     yield "written", [f"{said['created']}, by {versions}"]
     yield "checked", [f"{'yes' if each.done else 'NO '}  {each.what}: {each.detail}" for each in found.checks]
-    yield (
-        "recomputed",
-        [_price(each, found.epsilon) for each in found.prices] or ["there is nothing to price"],
-    )
+    if found.prices:
+        yield "recomputed", [_ABOUT_PRICES, *(_price(each, found.epsilon) for each in found.prices)]
 
 
 def _at_worst(found: Verification) -> list[str]:

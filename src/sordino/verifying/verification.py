@@ -11,7 +11,6 @@ from typing import Any
 
 from sordino.ledger import VARIABLE, LedgerFile
 from sordino.privacy.certificate import show_epsilon
-from sordino.privacy.events import event_from_json
 from sordino.privacy.sealing import digest_of, public_key, wrong_signature
 from sordino.verifying.evidence import wrong_ledger, wrong_model
 from sordino.verifying.numbers import confirming, wrong_numbers
@@ -156,8 +155,9 @@ def _sealed(document: Mapping[str, Any], asked: str | Path | None) -> Found:
 
 def _repriced(document: Mapping[str, Any], found: _Findings) -> tuple[Priced, ...]:
     try:
-        event, delta = event_from_json(document["events"]), float(document["guarantee"]["delta"])
-        priced = prices(event, document["events"], delta) if 0 < delta < 1 else []
+        delta = float(document["guarantee"]["delta"])
+        # One that is refuted already is not worth the time of every accountant.
+        priced = prices(document["events"], delta) if 0 < delta < 1 and not found.complaints else ()
         complaints = wrong_numbers(document, priced)
     except (ValueError, ArithmeticError, RecursionError) as error:
         raise Refuted(f"{found.name} does not hold: its events have no price ({error})") from None
@@ -169,7 +169,7 @@ def _repriced(document: Mapping[str, Any], found: _Findings) -> tuple[Priced, ..
         confirmed = ", ".join(others) or "nobody besides, whose bounds are all looser"
         said = f"its events cost what it says by {by}; proved independently by {confirmed}"
     found.note(Check("numbers", True, said), complaints)
-    return tuple(priced)
+    return priced
 
 
 def _model(document: Mapping[str, Any], file: Path | None, given: Path | None) -> Found:
