@@ -17,6 +17,7 @@ from sordino.cli.common import (
     measured_lines,
     parsed_settings,
     promised_lines,
+    public_facts,
     run_and_show,
     run_folder,
     task_for,
@@ -123,7 +124,7 @@ def federate(
         test=loaded.test, evaluations=evaluations, details={"model": spec},
         data_name=declared_name(data, loaded, data_name, ledger), ledger=ledger,
         rationale=rationale, signing_key=signing_key,
-        assumptions=[f"public: {fact}" for fact in loaded.public] if private else [],
+        assumptions=public_facts(loaded) if private else [],
     )  # fmt: skip
     run_and_show(folder, as_json, run, _lines)
 

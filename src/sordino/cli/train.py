@@ -16,6 +16,7 @@ from sordino.cli.common import (
     measured_lines,
     parsed_settings,
     promised_lines,
+    public_facts,
     run_and_show,
     run_folder,
     task_for,
@@ -100,7 +101,7 @@ def train(
         ledger=ledger,
         rationale=rationale,
         signing_key=signing_key,
-        assumptions=[f"public: {fact}" for fact in loaded.public],
+        assumptions=public_facts(loaded),
         details={"model": spec},
     )
     run_and_show(folder, as_json, run, _lines)

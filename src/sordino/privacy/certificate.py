@@ -59,8 +59,8 @@ COUNTED = "Counted in a ledger across runs: this was its last entry when the cer
 NO_MODEL = "No file of a model belongs to this certificate."
 _POST_PROCESSING = (
     "Everything that is computed from the noisy sums and public numbers alone, and therefore covered without further "
-    "cost: the path of the model, its rates and thresholds, averages of models, the final model, the history, the "
-    "figure and this certificate.",
+    "cost: the path of the model, its rates and thresholds, averages of models, the final model, this certificate, and "
+    "of the history and the figure all that is not listed as unprotected.",
 )
 _IMPLEMENTATION = {
     "method": "not stated",

@@ -13,6 +13,10 @@ from sordino.verifying.verification import Verification
 
 _WIDTH = 100
 _NAMES = 16
+_NOT_IN_A_FILE = (
+    "NO   the run itself: that noise and samples were drawn as it says, and nothing else was shown, is the word of "
+    "whoever ran it; no file can prove that"
+)
 _ABOUT_PRICES = (
     "An accountant is a way to prove that epsilon is at most so much. One that proves the claim is enough; others may "
     "prove less."
@@ -37,17 +41,22 @@ def _parts(found: Verification) -> Iterator[tuple[str, Sequence[str]]]:
     said = found.document
     guarantee = said["guarantee"]
     yield "promised", [said["claim"]["words"]]
-    yield "epsilon, delta", [f"{show_epsilon(found.epsilon)} at {guarantee['delta']:g}", *_at_worst(found)]
+    yield (
+        "epsilon, delta",
+        [
+            f"{show_epsilon(found.epsilon)} at {guarantee['delta']:g}",
+            *_at_worst(found),
+            *_against_n(guarantee["delta"], guarantee["units"], guarantee["unit"]),
+        ],
+    )
     if guarantee["profile"]:
         yield "at other deltas", [_profile(found)]
     if guarantee["gdp_mu"] is not None:
         yield "mu-GDP, rho-zCDP", [f"mu {_up(guarantee['gdp_mu'])}, rho {_up(guarantee['zcdp_rho'])}"]
     n = "" if guarantee["units"] is None else f" of {guarantee['units']}"
     data = "" if said["data"]["name"] is None else f", in {said['data']['name']!r}"
-    yield (
-        "about whom",
-        [f"one {guarantee['unit']}{n}{data}: {guarantee['unit_means']}", guarantee["neighbours"]],
-    )
+    yield "about whom", [f"one {guarantee['unit']}{n}{data}: {guarantee['unit_means']}"]
+    yield "covered", said["post_processing"]
     yield "whom to trust", [said["deployment"]["trust"]]
     yield "spent by", said["events_in_words"]
     yield "assuming", said["assumptions"]
@@ -66,7 +75,8 @@ def _parts(found: Verification) -> Iterator[tuple[str, Sequence[str]]]:
     yield "why so", [said["rationale"]]
     versions = ", ".join(f"{name} {said['versions'][name]}" for name in ("sordino", "dp-accounting"))
     yield "written", [f"{said['created']}, by {versions}"]
-    yield "checked", [f"{'yes' if each.done else 'NO '}  {each.what}: {each.detail}" for each in found.checks]
+    checks = [f"{'yes' if each.done else 'NO '}  {each.what}: {each.detail}" for each in found.checks]
+    yield "checked", [*checks, _NOT_IN_A_FILE]
     if found.prices:
         yield "recomputed", [_ABOUT_PRICES, *(_price(each, found.epsilon) for each in found.prices)]
 
@@ -79,6 +89,17 @@ def _at_worst(found: Verification) -> list[str]:
     return [
         f"Whoever was unsure whether one {found.document['guarantee']['unit']} contributed (50 %) can be at most "
         f"{math.ceil(sure * 100 - 1e-9) / 100:.2f} % sure after seeing all covered results, delta aside."
+    ]
+
+
+def _against_n(delta: float, units: int | None, unit: str) -> list[str]:
+    """Delta is a chance that anything happens to somebody, so it has to be far below one in n."""
+    if units is None or delta == 0:
+        return []
+    if delta * units >= 1:
+        return [f"Delta is NOT below one in {units}: it allows to publish one {unit} as it is."]
+    return [
+        f"Delta is {math.floor(1 / (delta * units)):,} times smaller than one in {units} ({unit}s), or more."
     ]
 
 

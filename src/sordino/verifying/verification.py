@@ -17,6 +17,10 @@ from sordino.verifying.numbers import confirming, wrong_numbers
 from sordino.verifying.pricing import Priced, prices
 from sordino.verifying.reading import certificate_at, checked
 
+_UNSIGNED = (
+    "its digest is that of what it says, so nothing was changed by accident; it is not signed, so who wrote it is not "
+    "known"
+)
 _MOST_COMPLAINTS = 3  # in one line
 
 
@@ -144,7 +148,7 @@ def _sealed(document: Mapping[str, Any], asked: str | Path | None) -> Found:
     elif wanted is not None and signed["public_key"] != wanted:
         complaints.append(f"it is signed with another key than {asked}: {signed['public_key']}")
     if signed is None:
-        return Check("content", True, "the digest is that of what it says; it is not signed"), complaints
+        return Check("content", True, _UNSIGNED), complaints
     whose = (
         "the key you gave" if wanted else "whether that key is the owner's is for you to know (--public-key)"
     )
