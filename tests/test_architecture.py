@@ -26,6 +26,7 @@ ORDER = [
     "vector",
     "privacy",
     "ledger",
+    "verifying",
     "data",
     "gradients",
     "hypergradient",

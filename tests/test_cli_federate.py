@@ -81,7 +81,7 @@ def test_a_private_run_says_what_it_spent_and_nothing_of_single_clients(
     assert 7.9 < summary["epsilon"] <= 8
     assert "clients_with_state" not in summary
     certificate = json.loads((run / "certificate.json").read_text())
-    assert certificate["unit"] == "user"
+    assert certificate["guarantee"]["unit"] == "user"
     assert recompute(certificate).epsilon == certificate["guarantee"]["epsilon"] == summary["epsilon"]
     for line in map(json.loads, (run / "history.jsonl").read_text().splitlines()):
         assert {"epsilon", "threshold"} <= set(line)

@@ -28,7 +28,7 @@ def test_a_private_run_is_for_users_and_names_nobody(tmp_path: Path) -> None:
         out=tmp_path / "run",
     )
     assert 4.9 < run.epsilon <= 5
-    assert run.certificate["unit"] == "user"
+    assert run.certificate["guarantee"]["unit"] == "user"
     assert recompute(run.certificate).epsilon == pytest.approx(run.epsilon)
     assert any("probability 0.3" in line for line in run.certificate["assumptions"])
     for line in run.history:

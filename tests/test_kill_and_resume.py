@@ -116,7 +116,7 @@ def results(out: Path) -> tuple[object, ...]:
         (out / "model.safetensors").read_bytes(),
         (out / "history.jsonl").read_bytes(),
         {name: value for name, value in summary.items() if name not in NOT_OF_THE_RUN},
-        {name: value for name, value in certificate.items() if name != "created"},
+        {name: value for name, value in certificate.items() if name not in ("created", "digest")},
         clients.read_bytes() if clients.exists() else None,
     )
 

@@ -284,11 +284,11 @@ def test_the_certificate_can_be_recomputed_and_says_what_it_assumes() -> None:
     model = noisy(horizon=30).fit(ROWS, TARGETS)
     document = json.loads(json.dumps(model.certificate(1e-6)))
     assert recompute(document).epsilon == document["guarantee"]["epsilon"] == model.epsilon_(1e-6)
-    assert document["seeded"]
-    assert document["unit"] == "example"
+    assert document["randomness"]["seeded"]
+    assert document["guarantee"]["unit"] == "example"
     assert any("at most one row to each tree" in sentence for sentence in document["assumptions"])
     assert any("trees of 30 rows" in sentence for sentence in document["assumptions"])
-    assert not noisy(seed=None).fit(ROWS, TARGETS).certificate(1e-6)["seeded"]
+    assert not noisy(seed=None).fit(ROWS, TARGETS).certificate(1e-6)["randomness"]["seeded"]
 
 
 # scikit-learn ---------------------------------------------------------------------------------------------

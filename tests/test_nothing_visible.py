@@ -45,7 +45,7 @@ from sordino.methods import method_named
 from sordino.report import drawn
 from sordino.runs import RunDirectory
 
-TIMINGS = {"seconds", "peak_memory_mib", "created"}
+TIMINGS = {"seconds", "peak_memory_mib", "created", "digest"}  # which is of the time too
 CLOCK = re.compile(r"\d+:\d\d(:\d\d)?|-:--(:--)?")  # of the progress bar
 NAN, INF = float("nan"), float("inf")
 

@@ -57,9 +57,9 @@ def test_it_says_what_is_assumed() -> None:
     assert "is public" in text
     assert "Poisson" in text
     assert "seed" in text
-    assert made["seeded"] is True
-    assert made["relation"] == "zero-out (REPLACE_SPECIAL)"
-    assert made["unit"] == "user"
+    assert made["randomness"]["seeded"] is True
+    assert made["guarantee"]["relation"] == "zero-out (REPLACE_SPECIAL)"
+    assert made["guarantee"]["unit"] == "user"
     assert made["guarantee"]["gdp_mu"] == pytest.approx(0.2)
 
 
@@ -69,7 +69,7 @@ def test_samples_without_replacement_are_about_replacing_a_unit(accountant: str)
     made = make(event, accountant, unit="user")
     assert "differ by replacing one user" in made["assumptions"][0]
     assert "zeroing" not in " ".join(made["assumptions"])
-    assert made["relation"] == "substitution (REPLACE_ONE)"
+    assert made["guarantee"]["relation"] == "substitution (REPLACE_ONE)"
     again = recompute(json.loads(json.dumps(made, allow_nan=False)))
     assert again == price(event, 1e-5, accountant)
     assert made["guarantee"]["epsilon"] == again.epsilon
@@ -105,7 +105,7 @@ def test_bad_unit() -> None:
         {"events": None},
         {"guarantee": {}},
         {"guarantee": {"delta": "1e-5"}},
-        {"accountant": "x"},
+        {"accounting": {"accountant": "x", "conversion": "improved"}},
     ],
 )
 def test_malformed_certificates_are_refused(change: dict[str, Any]) -> None:

@@ -91,16 +91,16 @@ def weights(run: sd.Run) -> Tensor:
     return torch.cat([p.detach().flatten() for p in run.model.parameters()])
 
 
-def assert_same_run(one: Path, other: Path) -> None:
+def assert_same_run(one: Path, other: Path, besides: tuple[str, ...] = ()) -> None:
     for name in MADE:
         assert (one / name).read_bytes() == (other / name).read_bytes(), name
     documents = [json.loads((path / "certificate.json").read_text()) for path in (one, other)]
-    assert all(document.pop("created") for document in documents)
+    assert all(document.pop(name) for document in documents for name in ("created", "digest", *besides))
     assert documents[0] == documents[1]
     summaries = [json.loads((path / "run.json").read_text()) for path in (one, other)]
     for summary in summaries:
         assert summary["status"] == "complete"
-        for name in ("seconds", "peak_memory_mib"):
+        for name in ("seconds", "peak_memory_mib", *besides):
             summary.pop(name)
     assert summaries[0] == summaries[1]
     assert not (other / "checkpoint").exists()
@@ -416,8 +416,9 @@ def test_callbacks_change_nothing_but_the_history(toy: Any, kind: str, whole: An
         if seen.line is not None:
             seen.line.clear()  # type: ignore[attr-defined]  # it is a copy
 
-    KINDS[kind](toy, out=tmp_path / "run", callbacks=[meddling])
-    assert_same_run(whole(kind, toy), tmp_path / "run")
+    run = KINDS[kind](toy, out=tmp_path / "run", callbacks=[meddling])
+    assert_same_run(whole(kind, toy), tmp_path / "run", besides=("unprotected",))
+    assert any("callbacks" in stated for stated in run.certificate["unprotected"])
 
 
 def parts_of(thing: Any) -> Iterator[Any]:

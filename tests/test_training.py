@@ -275,7 +275,7 @@ def test_certificates_without_privacy_can_be_recomputed(toy: Any) -> None:
 def test_unprotected_loss_only_on_request(toy: Any) -> None:
     run = start(toy, show_unprotected=True)
     assert all(math.isfinite(line["loss"]) for line in run.history)
-    assert any("training loss was shown" in a for a in run.certificate["assumptions"])
+    assert any("training loss, which was shown" in a for a in run.certificate["unprotected"])
 
 
 def test_noise_multiplier_instead_of_a_budget(toy: Any) -> None:
@@ -347,7 +347,7 @@ def test_the_average_is_the_model_that_comes_out(toy: Any) -> None:
 def test_groups_train_with_users_as_the_unit(toy: Any) -> None:
     run = start(toy, groups=torch.arange(60) // 3, batch_size=5)
     assert (run.summary["unit"], run.summary["n"]) == ("user", 20)
-    assert run.certificate["unit"] == "user"
+    assert run.certificate["guarantee"]["unit"] == "user"
 
 
 @pytest.mark.parametrize(

@@ -86,6 +86,7 @@ if TYPE_CHECKING:
     from sordino.tuning import abandon as abandon
     from sordino.tuning import tune as tune
     from sordino.vector import ParameterVector as ParameterVector
+    from sordino.verifying import verify as verify
 
     __version__: str
 
@@ -168,6 +169,7 @@ _HOMES = {
     "sgd": "sordino.methods",
     "train": "sordino.training",
     "tune": "sordino.tuning",
+    "verify": "sordino.verifying",
 }
 
 __all__ = sorted(_HOMES)

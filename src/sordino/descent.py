@@ -12,7 +12,7 @@ from torch import Tensor
 
 from sordino.gate import ExampleGate, Released
 from sordino.methods import Method
-from sordino.privacy.certificate import epsilon_to_json
+from sordino.privacy.certificate import ONE_ROW, epsilon_to_json
 from sordino.runs import restore_
 from sordino.runs.plan import RunPlan
 from sordino.runs.process import Line, Process, Seen, State
@@ -33,6 +33,21 @@ class DescentPlan(RunPlan):
     batch_size: int
     sampling: str
     kind = "run"
+    deployment = "central"
+
+    @property
+    def unit_means(self) -> str:
+        return ONE_ROW if self.unit == "example" else "all rows that carry the id of one user"
+
+    @property
+    def how(self) -> str:
+        parts = self.method
+        kinds = (type(part).__name__ for part in (parts.clip, parts.noise, parts.step, parts.rate))
+        clip, noise, step, rate = kinds
+        return (
+            f"Method {parts.name!r}: contributions bounded by {clip}, noise {noise}, steps {step}, learning rate "
+            f"{rate}; run.json has the settings."
+        )
 
     @property
     def label(self) -> str:

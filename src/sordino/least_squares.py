@@ -317,6 +317,11 @@ class LeastSquares(RegressorMixin, BaseEstimator):  # type: ignore[misc]
                 "each example gives at most one row to each tree; nothing is assumed about the order",
                 *(f"fit {number}: {words}" for number, words in enumerate(self._fits, 1)),
             ],
+            implementation={"method": "LeastSquares"},
+            unprotected=[
+                "how long it took",
+                "scores on rows that it was fitted to, or on others, if you show them",
+            ],
             seeded=self._seeded,
             created=datetime.now(UTC).isoformat(timespec="seconds"),
         )

@@ -85,6 +85,9 @@ def train(
         ledger: a file in which everything spent on the data is counted, a `LedgerFile`, or an `Account`; by default the
             file that ``SORDINO_LEDGER`` names. ``False`` for none.
         assumptions: sentences that go into the certificate.
+        rationale: why this epsilon, delta and unit, for the certificate.
+        signing_key: a PEM file with the Ed25519 key that signs it; by default the one that ``SORDINO_SIGNING_KEY``
+            names.
         details: plain data that goes into run.json.
 
     >>> import torch
@@ -144,6 +147,7 @@ def _plan(
         parameters=parameters,
         seeded=recording.streams.seeded,
         assumptions=_assumptions(terms, members.unit, asked),
+        unprotected=_unprotected(asked),
         details=asked.details or {},
         method=method,
         epochs=outline.epochs,
@@ -228,8 +232,11 @@ def _assumptions(terms: Terms, unit: str, asked: Options) -> tuple[str, ...]:
         "shapes, number of rows and number of classes of the data are public",
         "the model computes the loss of each example without regard to the others (checked on made-up rows)",
     ]
-    if asked.test is not None:
-        facts.append("metrics on held-out rows are not covered by the guarantee")
-    if asked.show_unprotected:
-        facts.append("the training loss was shown and is not covered by the guarantee")
     return tuple(facts)
+
+
+def _unprotected(asked: Options) -> tuple[str, ...]:
+    """What the guarantee does not cover."""
+    held_out = "metrics on held-out rows, which are the data of somebody too"
+    loss = "the training loss, which was shown on request"
+    return (*([held_out] if asked.test is not None else []), *([loss] if asked.show_unprotected else []))

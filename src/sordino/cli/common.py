@@ -73,6 +73,11 @@ def declared_name(data: str, loaded: Loaded, data_name: str | None, ledger: Path
     return loaded.name
 
 
+def public_facts(loaded: Loaded) -> list[str]:
+    """What reading the data took for public, as a certificate says it."""
+    return [f"public: {', '.join(loaded.public)}"] if loaded.public else []
+
+
 def check_chance(seed: int | None, secure: bool) -> None:
     if secure and seed is not None:
         raise ValueError("--secure takes its randomness from the operating system: leave out --seed")

@@ -17,6 +17,7 @@ from sordino.cli.common import (
     measured_lines,
     parsed_settings,
     promised_lines,
+    public_facts,
     run_and_show,
     run_folder,
     task_for,
@@ -80,6 +81,8 @@ def federate(
     show_unprotected: given.ShowClients = False,
     ledger: given.Ledger = None,
     data_name: given.DataName = None,
+    rationale: given.Rationale = None,
+    signing_key: given.SigningKey = None,
     as_json: given.AsJson = False,
 ) -> None:
     """Train one model across many clients, on this machine, with or without privacy for each of them."""
@@ -120,7 +123,8 @@ def federate(
         accountant=accountant, seed=seed, secure=secure, show_unprotected=show_unprotected,
         test=loaded.test, evaluations=evaluations, details={"model": spec},
         data_name=declared_name(data, loaded, data_name, ledger), ledger=ledger,
-        assumptions=[f"public: {fact}" for fact in loaded.public] if private else [],
+        rationale=rationale, signing_key=signing_key,
+        assumptions=public_facts(loaded) if private else [],
     )  # fmt: skip
     run_and_show(folder, as_json, run, _lines)
 

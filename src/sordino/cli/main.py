@@ -13,6 +13,7 @@ from sordino.cli.report import report
 from sordino.cli.reproduce import reproduce
 from sordino.cli.train import train
 from sordino.cli.tune import tune
+from sordino.cli.verify import verify
 
 app = typer.Typer(
     name="sordino",
@@ -27,6 +28,7 @@ app.command()(federate)
 app.command()(tune)
 app.command()(reproduce)
 app.command()(report)
+app.command()(verify)
 app.add_typer(audit.app, name="audit")
 app.add_typer(budget.app, name="budget")
 app.add_typer(ledger.app, name="ledger")

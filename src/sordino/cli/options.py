@@ -42,6 +42,15 @@ DataName = Annotated[
     str | None,
     typer.Option(help="What the owner calls the data: under this name a ledger counts what is spent on it."),
 ]
+Rationale = Annotated[
+    str | None, typer.Option(help="Why this epsilon, delta and unit: goes into the certificate.")
+]
+SigningKey = Annotated[
+    Path | None,
+    typer.Option(
+        help="Sign the certificate with this Ed25519 key (PEM). By default the one that SORDINO_SIGNING_KEY names."
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print exactly one JSON object on stdout.")]
 Settings = Annotated[
     list[str] | None,

@@ -16,6 +16,7 @@ from sordino.cli.common import (
     measured_lines,
     parsed_settings,
     promised_lines,
+    public_facts,
     run_and_show,
     run_folder,
     task_for,
@@ -50,6 +51,8 @@ def train(
     show_unprotected: given.ShowLoss = False,
     ledger: given.Ledger = None,
     data_name: given.DataName = None,
+    rationale: given.Rationale = None,
+    signing_key: given.SigningKey = None,
     as_json: given.AsJson = False,
 ) -> None:
     """Train a model privately: a budget goes in; a model, a certificate and a report come out."""
@@ -96,7 +99,9 @@ def train(
         progress=True,
         data_name=declared_name(data, loaded, data_name, ledger),
         ledger=ledger,
-        assumptions=[f"public: {fact}" for fact in loaded.public],
+        rationale=rationale,
+        signing_key=signing_key,
+        assumptions=public_facts(loaded),
         details={"model": spec},
     )
     run_and_show(folder, as_json, run, _lines)

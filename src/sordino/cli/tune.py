@@ -18,6 +18,7 @@ from sordino.cli.common import (
     measured_lines,
     parsed_settings,
     promised_lines,
+    public_facts,
     run_and_show,
     run_folder,
     task_for,
@@ -97,6 +98,8 @@ def tune(
     abandon: Abandon = False,
     ledger: given.Ledger = None,
     data_name: given.DataName = None,
+    rationale: given.Rationale = None,
+    signing_key: given.SigningKey = None,
     as_json: given.AsJson = False,
 ) -> None:
     """Try several settings under one budget; the best comes out, with what everything together has spent.
@@ -156,7 +159,9 @@ def tune(
         progress=True,
         data_name=declared_name(data, loaded, data_name, ledger),
         ledger=ledger,
-        assumptions=[f"public: {fact}" for fact in loaded.public],
+        rationale=rationale,
+        signing_key=signing_key,
+        assumptions=public_facts(loaded),
         details={"model": spec},
     )
     run_and_show(folder, as_json, run, _lines)

@@ -227,6 +227,7 @@ def _plan(
         parameters=len(federation.vector),
         seeded=recording.streams.seeded,
         assumptions=_assumptions(federation, terms, asked),
+        unprotected=_unprotected(federation, asked),
         details=asked.details or {},
         private=federation.private,
         algorithm=federation.algorithm,
@@ -266,8 +267,14 @@ def _assumptions(federation: Federation, terms: Terms, asked: Options) -> tuple[
         ]
         if federation.means.patience is not None:
             facts.append("whether a client is back in time does not depend on the rows of another")
-        if asked.show_unprotected:
-            facts.append("sizes and labels of clients were written down and are not covered by the guarantee")
+    return tuple(facts)
+
+
+def _unprotected(federation: Federation, asked: Options) -> tuple[str, ...]:
+    """What the guarantee does not cover."""
+    facts = []
     if asked.test is not None or federation.tuning:
-        facts.append("metrics on held-out rows are not covered by the guarantee")
+        facts.append("metrics on held-out rows, which are the data of somebody too")
+    if federation.private and asked.show_unprotected:
+        facts.append("sizes and labels of clients, which were written down on request (clients.json)")
     return tuple(facts)

@@ -44,6 +44,20 @@ class FederationPlan(RunPlan):
     chunk: int
     store: str
     kind = "federation"
+    deployment = "central, for a federation"
+
+    @property
+    def unit_means(self) -> str:
+        return "one client with all its rows"
+
+    @property
+    def how(self) -> str:
+        terms, rule = self.terms, type(self.training.rule).__name__
+        clip, noise = type(terms.clip).__name__, type(terms.noise).__name__
+        private = f", what clients send bounded by {clip}, noise {noise}" if self.private else ""
+        return (
+            f"Federated algorithm {self.label}, clients train by {rule}{private}; run.json has the settings."
+        )
 
     @property
     def label(self) -> str:

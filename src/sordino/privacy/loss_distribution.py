@@ -106,7 +106,7 @@ def _epsilon_on_a_grid(parts: tuple[tuple[DpEvent, int], ...], delta: float, coa
     return float(_on_a_grid(parts, coarser).get_epsilon_for_delta(delta))
 
 
-@lru_cache(maxsize=2)  # they are large, and asked several times in a row
+@lru_cache(maxsize=4)  # they are large, and asked at several deltas
 def _on_a_grid(parts: tuple[tuple[DpEvent, int], ...], coarser: float) -> PrivacyLossDistribution:
     interval = coarser * _interval(compose([repeat(leaf, count) for leaf, count in parts]))
     sampled = [(leaf, count) for leaf, count in parts if not isinstance(leaf, dp.GaussianDpEvent)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import resource
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,6 +16,7 @@ from torch import nn
 from sordino.ledger import Account
 from sordino.privacy import Ledger, certificate
 from sordino.privacy.certificate import epsilon_to_json, sordino_version
+from sordino.privacy.sealing import signing_key
 from sordino.report import drawn
 from sordino.runs.checkpoint import delete_checkpoint
 from sordino.runs.directory import RunDirectory
@@ -22,6 +24,8 @@ from sordino.runs.plan import RunPlan
 from sordino.runs.process import Line, Process
 from sordino.runs.recording import Recording
 from sordino.warn import warn
+
+CERTIFICATE = "certificate.json"
 
 
 @dataclass(frozen=True)
@@ -64,14 +68,9 @@ def closed_run(
     """Write everything down, the report too, and delete the checkpoint."""
     ledger = _settled(account, recording)
     guarantee, directory, described = process.promise.total, recording.directory, plan.describe()
-    document = certificate(
-        guarantee=guarantee,
-        event=process.promise.paid(Ledger() if process.door is None else process.door.ledger),
-        unit=plan.unit,
-        assumptions=plan.assumptions,
-        seeded=plan.seeded,
-        created=datetime.now(UTC).isoformat(timespec="seconds"),
-    )
+    # The model first: the certificate has the hash of what was written.
+    model = None if directory is None else directory.write_model(process.model)
+    document = _certified(process, plan, recording, model, ledger)
     last = history[-1]  # evaluated, if there is anything to evaluate on
     metrics = {name: value for name, value in last.items() if name.startswith(("test_", "holdout_"))}
     metrics["covered"] = False
@@ -84,16 +83,16 @@ def closed_run(
         "gdp_mu": guarantee.gdp_mu,
         "accountant": guarantee.accountant,
         "assumptions": document["assumptions"],
+        "unprotected": document["unprotected"],
         "metrics": metrics,
         "ledger": ledger,
         **process.facts(),
-        "checkpoint_kept": recording.asked.keep_checkpoint and directory is not None,
+        "checkpoint_kept": _keeps(recording),
         "sordino_version": sordino_version(),
         **_machine_figures(time.monotonic() - recording.started, private=bool(plan.terms.multiplier)),
     }
     if directory is not None:
-        directory.write_model(process.model)
-        files = {"certificate.json": document, **process.files()}
+        files = {CERTIFICATE: document, **process.files()}
         for name, content in files.items():
             directory.write_json(name, content)
         _draw(directory, summary, history, files.get("clients.json"))
@@ -106,6 +105,69 @@ def closed_run(
             delete_checkpoint(directory.checkpoint_folder)
     path = None if directory is None else directory.path
     return Run(process.model, guarantee.epsilon, plan.delta, metrics, document, summary, history, path)
+
+
+def _certified(
+    process: Process,
+    plan: RunPlan,
+    recording: Recording,
+    model: Mapping[str, str] | None,
+    ledger: Mapping[str, Any] | None,
+) -> dict[str, Any]:
+    asked = recording.asked
+    return certificate(
+        guarantee=process.promise.total,
+        event=process.promise.paid(Ledger() if process.door is None else process.door.ledger),
+        unit=plan.unit,
+        unit_means=plan.unit_means,
+        units=plan.terms.units,
+        data=plan.data
+        if ledger is None
+        else str(ledger["data"]),  # an account of yours has a name of its own
+        deployment=plan.deployment,
+        assumptions=plan.assumptions,
+        unprotected=_unprotected(plan, recording),
+        implementation={"method": plan.how, "access": _access(recording)},
+        seeded=plan.seeded,
+        secure=plan.terms.secure,
+        caveat=plan.caveat,
+        rationale=asked.rationale,
+        model=model,
+        ledger=ledger,
+        signing_key=signing_key(asked.signing_key),
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+    )
+
+
+def _unprotected(plan: RunPlan, recording: Recording) -> list[str]:
+    """What was shown or can be seen that the guarantee does not cover."""
+    found = [*plan.unprotected]
+    if recording.asked.callbacks:
+        found.append("what functions of the owner's own (callbacks) wrote into the history, or elsewhere")
+    found.append(
+        "how long the run took and how much memory it had: run.json has both, rounded up"
+        if plan.terms.multiplier
+        else "everything: no noise was added, and nothing is promised"
+    )
+    if _keeps(recording):
+        found.append("the checkpoint, which was kept on purpose: whoever has it can take the noise away")
+    return found
+
+
+def _keeps(recording: Recording) -> bool:
+    return recording.asked.keep_checkpoint and recording.directory is not None
+
+
+def _access(recording: Recording) -> str:
+    if recording.directory is None:
+        return "Nothing was written to a disk."
+    kept = (
+        "It was kept on purpose: keep it secret." if _keeps(recording) else "It is deleted when the run ends."
+    )
+    return (
+        "While the run went on, the key of the noise and exact sums were in a checkpoint that its owner alone could "
+        f"read. {kept}"
+    )
 
 
 def _settled(account: Account | None, recording: Recording) -> dict[str, Any] | None:

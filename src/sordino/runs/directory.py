@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from pathlib import Path
@@ -15,6 +16,7 @@ from sordino.runs.lock import LOCK
 from sordino.runs.writing import Lines, replace_file, writing
 
 _CHECKPOINT = "checkpoint"
+MODEL = "model.safetensors"
 ACCOUNT = ".account.json"  # under which name a run is in which ledger, until it is complete
 
 
@@ -100,10 +102,13 @@ class RunDirectory:
     def write(self, name: str, content: bytes) -> None:
         replace_file(self.path / name, content)
 
-    def write_model(self, model: nn.Module) -> None:
+    def write_model(self, model: nn.Module) -> dict[str, str]:
+        """What a certificate says of the file: its name, and the hash of what was written."""
         # Parameters share one storage, and tied ones memory: safetensors wants each tensor on its own.
         tensors = {name: t.detach().cpu().clone().contiguous() for name, t in model.state_dict().items()}
-        replace_file(self.path / "model.safetensors", save(tensors))
+        content = save(tensors)
+        replace_file(self.path / MODEL, content)
+        return {"file": MODEL, "sha256": hashlib.sha256(content).hexdigest()}
 
 
 def to_json(content: Any, indent: int | None = None) -> str:

@@ -16,6 +16,7 @@ from torch import nn
 from sordino.ledger import ledger_of
 from sordino.privacy import Budget
 from sordino.privacy.budget import budget_of
+from sordino.privacy.sealing import signing_key
 
 UNNAMED = "data"  # what a data set is called that its owner has given no name
 
@@ -43,6 +44,8 @@ class RunOptions(TypedDict, total=False):
     data_name: str
     ledger: Any
     assumptions: Sequence[str]
+    rationale: str | None
+    signing_key: str | Path | None
     details: Mapping[str, Any] | None
 
 
@@ -71,7 +74,10 @@ class Options:
     progress: bool | None = None
     data_name: str = UNNAMED
     ledger: Any = None  # a file, a LedgerFile, an Account; False for none, whatever the environment says
+    # What its certificate says besides, and who signs it.
     assumptions: Sequence[str] = ()
+    rationale: str | None = None
+    signing_key: str | Path | None = None  # a PEM file; else the one that the environment names, if any
     details: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
@@ -82,7 +88,10 @@ class Options:
         if isinstance(self.assumptions, str):
             raise ValueError("assumptions is a list of sentences: put yours in brackets")
         object.__setattr__(self, "callbacks", _functions(self.callbacks))
+        if self.rationale is not None and not (isinstance(self.rationale, str) and self.rationale.strip()):
+            raise ValueError("rationale is a text, why this epsilon, delta and unit were chosen: write one")
         _check_details(self.details)
+        signing_key(self.signing_key)  # or refuse: better now than when the run is done
         ledger_of(self.ledger)  # or refuse
 
     @property

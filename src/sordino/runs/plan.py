@@ -20,6 +20,7 @@ SAID_BY_THE_RUN = frozenset(
         "gdp_mu",
         "accountant",
         "assumptions",
+        "unprotected",
         "metrics",
         "ledger",
         "caveat",
@@ -53,6 +54,7 @@ class RunPlan(ABC):
     parameters: int
     seeded: bool
     assumptions: tuple[str, ...]  # what a reader of the guarantee must believe
+    unprotected: tuple[str, ...] = ()  # what is shown or written that the guarantee does not cover
     details: Mapping[str, Any] = field(default_factory=dict)  # of the caller's own
 
     def __post_init__(self) -> None:
@@ -85,6 +87,17 @@ class RunPlan(ABC):
         return self.terms.caveat
 
     kind: ClassVar[str]  # what a ledger calls it
+    deployment: ClassVar[str]  # what a certificate calls it: who has to be trusted
+
+    @property
+    @abstractmethod
+    def unit_means(self) -> str:
+        """What one unit is, in words."""
+
+    @property
+    @abstractmethod
+    def how(self) -> str:
+        """What trains the model, in words; its settings are in run.json."""
 
     @property
     @abstractmethod

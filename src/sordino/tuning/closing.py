@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch import nn
 from sordino.ledger import Account
 from sordino.privacy import certificate
 from sordino.privacy.certificate import epsilon_to_json, sordino_version
+from sordino.privacy.sealing import signing_key
 from sordino.report import drawn
 from sordino.runs import Run, RunDirectory, delete_checkpoint, to_json
 from sordino.tasks import evaluate
@@ -32,6 +34,10 @@ _OF_A_SELECTION = (
     "only the best of a number of runs is shown; nobody learns how many there were, nor anything of the others: not "
     "from files, and not from how long it took"
 )
+_ACCESS = (
+    "While the tuning went on, the key of the noise, and of a selection the best candidate so far, were in a "
+    "checkpoint that its owner alone could read. It is deleted when the tuning ends."
+)
 _OF_A_GRID = "all candidates were fixed beforehand, and everything they released is counted"
 
 
@@ -43,18 +49,11 @@ def closed_tuning(trials: Trials, winner: Winner, unit: str, units: int, *, keep
         trials.with_weights(model, winner.files["model.safetensors"])
     else:
         warn("chance had it that no run was made, so nothing was selected: the model is the initial one")
+    written = directory.write_model(model)  # first: the certificate has the hash of what was written
     ledger = _settled(trials.account)
-    document = certificate(
-        guarantee=plan.guarantee,
-        event=plan.event,
-        unit=unit,
-        assumptions=assumptions(trials),
-        seeded=trials.standing.seeded,
-        created=datetime.now(UTC).isoformat(timespec="seconds"),
-    )
+    document = _certified(trials, unit, units, written if keep else None, ledger)
     summary = _summary(trials, winner, unit, units, model, document, ledger)
     history = _history(plan, winner)
-    directory.write_model(model)
     directory.write_json("certificate.json", document)
     directory.write("history.jsonl", "".join(f"{to_json(line)}\n" for line in history).encode())
     if history:
@@ -64,6 +63,54 @@ def closed_tuning(trials: Trials, winner: Winner, unit: str, units: int, *, keep
     path = directory.path if keep else None
     guarantee, metrics = plan.guarantee, summary["metrics"]
     return Run(model, guarantee.epsilon, guarantee.delta, metrics, document, summary, history, path)
+
+
+def _certified(
+    trials: Trials,
+    unit: str,
+    units: int,
+    model: Mapping[str, str] | None,
+    ledger: Mapping[str, Any] | None,
+) -> dict[str, Any]:
+    plan, asked = trials.plan, trials.asked
+    caveats = [each.terms.caveat for each in plan.outlines if each.terms.caveat is not None]
+    return certificate(
+        guarantee=plan.guarantee,
+        event=plan.event,
+        unit=unit,
+        units=units,
+        data=asked.data_name,
+        assumptions=assumptions(trials),
+        unprotected=_unprotected(trials),
+        implementation={"method": _how(plan), "access": _ACCESS if model else "Nothing was left on a disk."},
+        seeded=trials.standing.seeded,
+        secure=asked.secure,
+        caveat=caveats[0] if caveats else None,
+        rationale=asked.rationale,
+        model=model,
+        ledger=ledger,
+        signing_key=signing_key(asked.signing_key),
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+    )
+
+
+def _how(plan: TuningPlan) -> str:
+    names = ", ".join(dict.fromkeys(each.method.name for each in plan.candidates))
+    if plan.stopping is None:
+        return (
+            f"{len(plan.candidates)} candidates were trained and scored, and the best of them chosen: {names}"
+        )
+    mean = f"{plan.stopping.mean:g} runs on average, their number drawn at random ({plan.stopping.name})"
+    return f"private selection: {mean}, each of one of {len(plan.candidates)} candidates: {names}"
+
+
+def _unprotected(trials: Trials) -> list[str]:
+    found = ["how long the tuning took"]
+    if trials.plan.stopping is not None:
+        found = ["how long the tuning took, which tells how many runs there were, and must be kept secret"]
+    if trials.asked.test is not None:
+        found.append("metrics of the winner on held-out rows, in run.json")
+    return found
 
 
 def assumptions(trials: Trials) -> list[str]:
@@ -85,8 +132,6 @@ def assumptions(trials: Trials) -> list[str]:
     facts.append(
         "the model computes the loss of each example without regard to the others (checked on made-up rows)"
     )
-    if trials.asked.test is not None:
-        facts.append("metrics on held-out rows are not covered by the guarantee")
     return facts
 
 
@@ -130,6 +175,7 @@ def _summary(
         "gdp_mu": guarantee.gdp_mu,
         "accountant": guarantee.accountant,
         "assumptions": document["assumptions"],
+        "unprotected": document["unprotected"],
         "metrics": {**metrics, "covered": False},
         "ledger": ledger,
         "tuning": {**plan.describe(), "winner": own, "winning_score": winner.score, "table": winner.table},

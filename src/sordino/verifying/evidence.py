@@ -1,0 +1,73 @@
+"""What lies beside a certificate: the model's file, and the ledger that counted the run."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sordino.ledger import LedgerError, LedgerFile
+from sordino.ledger.account import beyond
+from sordino.ledger.statement import RunRecord
+from sordino.privacy.events import event_from_json, leaves
+
+if TYPE_CHECKING:
+    from dp_accounting import DpEvent
+
+_BLOCK = 1 << 20
+_OF_SEVERAL = ("grid", "selection")  # kinds of reservation from which more than one run is paid
+
+
+def sha256_of(path: Path) -> str:
+    found = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(_BLOCK):
+            found.update(block)
+    return found.hexdigest()
+
+
+def wrong_model(stated: Mapping[str, Any], path: Path) -> str | None:
+    """What is wrong with the file of the model; None if it is the one that the certificate is about."""
+    try:
+        found = sha256_of(path)
+    except OSError as error:
+        return f"its model {path} cannot be read: {error.strerror}"
+    if found != stated["sha256"]:
+        return f"{path} is not the model that it is about: its SHA-256 is {found}, not {stated['sha256']}"
+    return None
+
+
+def wrong_ledger(document: Mapping[str, Any], ledger: LedgerFile) -> str | None:
+    """What is wrong with a ledger, or with what it says of the run; None if it has counted what is stated."""
+    stated = document["ledger"]
+    try:
+        ledger.verify()
+        if not ledger.holds(stated["length"], stated["head"]):
+            return (
+                f"{ledger.path} is not the ledger that counted it, or not all of it: entry {stated['length']} is not "
+                f"{stated['head']}"
+            )
+        known = [each for each in ledger.runs() if each.run == stated["run"]]
+    except LedgerError as error:
+        return str(error)
+    if not known:
+        return f"{ledger.path} knows of no run {stated['run']}"
+    return _wrong_record(document, known[0], str(ledger.path))
+
+
+def _wrong_record(document: Mapping[str, Any], record: RunRecord, ledger: str) -> str | None:
+    promised, event = document["guarantee"], event_from_json(document["events"])
+    said = {"data": record.data, "unit": record.unit, "relation": record.relation}
+    meant = {"data": document["ledger"]["data"], "unit": promised["unit"], "relation": promised["relation"]}
+    for name, value in meant.items():
+        if said[name] != value:
+            return f"{ledger} has run {record.run} with {name} {said[name]!r}, and the certificate with {value!r}"
+    part = record.kind in _OF_SEVERAL and not beyond(record.event, event)
+    if not part and not _same_events(record.event, event):
+        return f"{ledger} has counted other events for run {record.run} than the certificate states"
+    return None
+
+
+def _same_events(one: DpEvent, other: DpEvent) -> bool:
+    return not beyond(one, other) and not beyond(other, one) and len(leaves(one)) == len(leaves(other))
