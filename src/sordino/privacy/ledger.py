@@ -132,8 +132,13 @@ class Ledger:
         """Charge everything that another one holds, under its keys."""
         for prefix, ranges in other._numbered.items():
             for first, last, index in ranges.to_lists():
+                event = other._events[index]
+                mine, known = self._index_of(event), self._numbered.setdefault(prefix, _Ranges())
+                if not self._is_copy and known.add_free(first, last, mine):  # thousands of steps at once
+                    self._counts[mine] += last - first + 1
+                    continue
                 for number in range(first, last + 1):
-                    self.charge(f"{prefix}:{number}", other._events[index])
+                    self.charge(f"{prefix}:{number}", event)
         for key, index in other._named.items():
             self.charge(key, other._events[index])
 
@@ -193,6 +198,27 @@ class _Ranges:
             self._lasts.insert(right, number)
             self._indices.insert(right, index)
         return -1
+
+    def add_free(self, first: int, last: int, index: int) -> bool:
+        """Map all of ``first`` to ``last`` to ``index`` if none of them has one yet; else do nothing and say so."""
+        at = (
+            bisect_right(self._firsts, last) - 1
+        )  # the last range that starts at or before the end of this one
+        if at >= 0 and self._lasts[at] >= first:
+            return False
+        self.add(first, index)
+        at = bisect_right(self._firsts, first) - 1
+        if last > self._lasts[at]:  # what follows, if it joined up, was there before
+            self._lasts[at] = last
+            right = at + 1
+            if (
+                right < len(self._firsts)
+                and self._firsts[right] == last + 1
+                and self._indices[right] == index
+            ):
+                self._lasts[at] = self._lasts[right]
+                del self._firsts[right], self._lasts[right], self._indices[right]
+        return True
 
     def append(self, first: int, last: int, index: int) -> None:
         if not 0 <= first <= last or index < 0 or (self._lasts and first <= self._lasts[-1]):
