@@ -232,13 +232,17 @@ class Entries:
         columns = ", ".join(f"entries.{column}" for column in _COLUMNS.split(", "))
         query = (
             f"SELECT {columns}, before.digest FROM entries LEFT JOIN entries AS before "
-            "ON before.number = entries.number - 1 WHERE entries.kind <> 'spend' ORDER BY entries.number"
+            "ON before.number = entries.number - 1"
         )
-        rows = self._connection.execute(query)
+        rows = self._connection.execute(f"{query} WHERE entries.kind <> 'spend' ORDER BY entries.number")
         found = [(_entry(row[:-1]), NOTHING if row[0] == 1 else row[-1]) for row in rows]
+        counted = [entry for entry, _ in found]
+        for row in self._connection.execute(f"{query} ORDER BY entries.number DESC LIMIT 1"):
+            if row[1] == PAYMENT:
+                found.append((_entry(row[:-1]), row[-1]))
         self._refuse(self._head_file.complaint(self.head()))
-        self._refuse(broken_short_link(found, _last(self._connection)))
-        return [entry for entry, _ in found]
+        self._refuse(broken_short_link(found))
+        return counted
 
     def check_links(self) -> None:
         """Raise `LedgerError` if any entry was edited, removed or moved, or the end cut off."""
