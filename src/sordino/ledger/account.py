@@ -194,7 +194,7 @@ def spent_so_far(found: Iterable[Entry]) -> Ledger:
     spent = Ledger()
     for entry in found:
         if entry.kind == PAYMENT:
-            spent.absorb(Ledger.from_state(entry.body))
+            spent.absorb(entry.body)
     return spent
 
 
