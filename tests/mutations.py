@@ -89,6 +89,8 @@ MUTATIONS = [
       '                connection.execute("PRAGMA locking_mode = EXCLUSIVE")\n'
       '                connection.execute("BEGIN IMMEDIATE")\n                self._check',
       "ledger::test_of_sixteen_processes_at_once_exactly_as_many_are_admitted_as_fit"),
+    m("ledger/file.py", "a traceback keeps the lock", "            cursor.close()\n", "            pass\n",
+      "ledger::test_an_error_that_is_kept_does_not_keep_the_lock"),
     m("ledger/account.py", "a closed run goes on",
       "            if is_closed(found):\n                raise LedgerError(\n",
       "            if False:\n                raise LedgerError(\n",

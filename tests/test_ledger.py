@@ -9,6 +9,7 @@ import os
 import sqlite3
 import warnings
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -839,6 +840,21 @@ def test_the_last_entry_before_a_payment_cannot_be_left_out(book: LedgerFile) ->
     )
     with pytest.raises(LedgerError, match="is not what was written"):
         book.reserve("patients", gaussian(1000.0))
+
+
+def test_an_error_that_is_kept_does_not_keep_the_lock(book: LedgerFile) -> None:
+    """A notebook remembers the last traceback, and with it every question that was not read to its end."""
+    filled(book)
+    tampered(book, _EDITS["a number"])
+    kept = []
+    for ask in (book.show, book.verify, lambda: book.cap("patients", epsilon=1, delta=1e-5)):
+        try:
+            ask()
+        except LedgerError as error:
+            kept.append(error)
+    with closing(sqlite3.connect(book.path, timeout=0.1)) as connection:
+        connection.execute("BEGIN EXCLUSIVE")
+    assert len(kept) == 3
 
 
 def test_verify_finds_entries_that_changed_places(book: LedgerFile) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shlex
 from pathlib import Path
@@ -72,17 +73,23 @@ def cap(
 
 @app.command()
 def runs(name: MaybeName = None, file: File = None, as_json: AsJson = False) -> None:
-    """Every run that was counted: what it spent by itself, and whether it is still open."""
-    found = _opened(file).runs(name)
+    """Everything that was counted, one by one: what it costs by itself, and whether it is still open."""
+    book = _opened(file)
+    found, pieces = book.runs(name), book.pieces(name)
     if as_json:
-        return _print_json({"runs": [_run(each) for each in found]})
+        return _print_json(
+            {"runs": [_run(each) for each in found], "pieces": [vars(each) for each in pieces]}
+        )
     for each in found:
         what = f"{each.kind} ({each.label})" if each.label else each.kind
         mark = "  with a caveat: see sordino ledger show" if each.caveat else ""
         print(
             f"{each.run}  {each.created}  {each.data}  {what}  unit {each.unit}  {each.state}  {_alone(each)}{mark}"
         )
-    if not found:
+    for piece in pieces:
+        cost = f"epsilon {_shown(piece.epsilon)} at delta {piece.delta:g} by itself"
+        print(f"{'another tool':16s}  {piece.created}  {piece.data}  {piece.what}  unit {piece.unit}  {cost}")
+    if not found and not pieces:
         print("nothing was counted yet")
 
 
@@ -204,19 +211,26 @@ def _lines(found: DataSet) -> list[tuple[str, str]]:
 
 
 def _standing(standing: Standing, name: str, found: DataSet) -> str:
-    cap, taken = standing.cap, _shown(standing.epsilon)
+    cap = standing.cap
+    taken = "more than all" if math.isinf(standing.share) else f"{math.ceil(1000 * standing.share) / 10:g}%"
     whose = f", of {name}" if len(found.names) > 1 else ""
     aside = f", {cap.aside:g} of it kept aside" if cap.aside else ""
-    state = f"PASSED, {taken} is taken: nothing more is admitted" if standing.passed else f"{taken} is taken"
+    state = f"{taken} of it is taken" + (": PASSED, nothing more is admitted" if standing.passed else "")
     return f"{cap.epsilon:g} at delta {cap.delta:g}{aside}, unit {cap.unit}{whose}: {state}"
 
 
 def _data_set(found: DataSet) -> dict[str, Any]:
-    caps = {
-        name: {**each.cap.to_json(), "taken": each.epsilon, "spent": each.spent, "passed": each.passed}
-        for name, each in found.caps.items()
-    }
+    caps = {name: {**each.cap.to_json(), **_taken(each)} for name, each in found.caps.items()}
     return {**vars(found), "caps": caps, "passed": found.passed}
+
+
+def _taken(standing: Standing) -> dict[str, Any]:
+    return {
+        "taken": standing.epsilon,
+        "spent": standing.spent,
+        "share": standing.share,
+        "passed": standing.passed,
+    }
 
 
 def _run(found: RunRecord) -> dict[str, Any]:

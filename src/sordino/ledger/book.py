@@ -26,11 +26,13 @@ from sordino.ledger.pricing import (
 )
 from sordino.ledger.statement import (
     DataSet,
+    PieceRecord,
     RunRecord,
     caps_of,
     data_sets,
     joined,
     known_names,
+    piece_records,
     run_records,
     spent_on,
 )
@@ -160,7 +162,8 @@ class LedgerFile:
         if len({checked_name(name) for name in names}) < 2:
             raise ValueError("declare at least two data sets as one")
         self._create()
-        with self._file.writing() as (_, append):
+        with self._file.writing() as (entries, append):
+            entries.of_kinds("join")  # or refuse what was edited
             append([("join", None, None, {"names": sorted(set(names))}, None)])
 
     def add(
@@ -246,6 +249,14 @@ class LedgerFile:
             if data is not None:
                 self._check_known(entries, data)
             return run_records(entries, None if data is None else joined(entries, data))
+
+    def pieces(self, data: str | None = None) -> list[PieceRecord]:
+        """Every release of another tool that was counted."""
+        with self._file.reading() as entries:
+            entries.check_links()
+            if data is not None:
+                self._check_known(entries, data)
+            return piece_records(entries, None if data is None else joined(entries, data))
 
     def _check_known(self, entries: Entries, data: str) -> None:
         known = known_names(entries)
@@ -368,7 +379,9 @@ def _no_room(owner: str, cap: Cap, before: Spent, after: Spent, runs: int) -> st
             "needs more: set the cap again with --aside"
         )
     spent = show_epsilon(cap.epsilon_of(before))
-    have = f"{runs} run{'' if runs == 1 else 's'} {'has' if runs == 1 else 'have'} spent or reserved epsilon {spent}"
-    so_far = have if runs else "nothing is spent"
+    pieces = sum(map(len, before.pieces.values()))
+    who = f"{runs} run{'' if runs == 1 else 's'}" + (f" and {pieces} of other tools" if pieces else "")
+    have = f"{who} {'has' if runs == 1 and not pieces else 'have'} spent or reserved epsilon {spent}"
+    so_far = have if runs or pieces else "nothing is spent"
     then = show_epsilon(cap.epsilon_of(after))
     return f"{of_cap} has no room for this: {so_far}, and with this one it would be {then}"

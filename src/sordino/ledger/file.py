@@ -13,6 +13,7 @@ from contextlib import closing, contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 from sordino.ledger.chain import (
     NOTHING,
@@ -147,7 +148,7 @@ class EntryFile:
                 connection.execute("INSERT OR IGNORE INTO curves VALUES (?, ?)", (price, curve))
 
     def _connect(self) -> sqlite3.Connection:
-        connection = sqlite3.connect(self.path, timeout=_PATIENCE, isolation_level=None)
+        connection = sqlite3.connect(self.path, timeout=_PATIENCE, isolation_level=None, factory=_Connection)
         connection.execute("PRAGMA synchronous = EXTRA")  # after COMMIT it is on the disk
         return connection
 
@@ -173,6 +174,25 @@ class EntryFile:
             raise LedgerError(
                 f"{self.path} could not be written ({error.strerror}): mend that, then repeat"
             ) from error
+
+
+class _Connection(sqlite3.Connection):
+    """Closed when it is closed: a cursor that was not read to its end, kept alive by the traceback of an error, would
+    keep the lock of a connection that nobody has any more."""
+
+    def __init__(self, *given: Any, **more: Any) -> None:
+        super().__init__(*given, **more)
+        self._cursors: WeakSet[sqlite3.Cursor] = WeakSet()
+
+    def execute(self, *given: Any) -> sqlite3.Cursor:
+        cursor = super().execute(*given)
+        self._cursors.add(cursor)
+        return cursor
+
+    def close(self) -> None:
+        for cursor in list(self._cursors):
+            cursor.close()
+        super().close()
 
 
 class Entries:

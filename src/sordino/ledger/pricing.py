@@ -189,6 +189,14 @@ class Cap:
         rdp = curve[self.place : self.place + 1]
         return epsilon_from_rdp(rdp, self.delta - self.aside, "improved", (self.order,))
 
+    def share_of(self, spent: Spent) -> float:
+        """Which part of the cap is taken, from 0 to 1, or more where it is passed. Shares of runs add up."""
+        curve, aside = spent.about(self.unit)
+        rdp = float(curve[self.place])
+        if rdp == 0 and aside == 0:
+            return 0.0
+        return math.inf if self.allowed <= 0 or aside > self.aside else rdp / self.allowed
+
     def admits(self, spent: Spent) -> bool:
         return self.epsilon_of(spent) <= self.epsilon
 

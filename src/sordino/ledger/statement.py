@@ -56,12 +56,25 @@ class RunRecord:
 
 
 @dataclass(frozen=True)
+class PieceRecord:
+    """A release of another tool, as the ledger has it."""
+
+    data: str
+    unit: str
+    what: str
+    epsilon: float
+    delta: float
+    created: str
+
+
+@dataclass(frozen=True)
 class Standing:
     """How much of a cap is taken: epsilon at the cap's delta, by the one order that the cap is kept at."""
 
     cap: Cap
     epsilon: float  # of all that is spent or reserved
     spent: float  # of that, what is spent for certain
+    share: float  # of the cap, spent or reserved: 1 is all of it
     passed: bool
 
 
@@ -168,10 +181,7 @@ def _data_set(entries: Entries, names: tuple[str, ...], delta: float | None) -> 
     certain, _ = spent_on(entries, names, certain=True)
     reserved = entries.of_kinds("reserve", data=names)
     still_open = count - len(entries.of_kinds("close", data=names))
-    caps = {
-        name: Standing(cap, cap.epsilon_of(everything), cap.epsilon_of(certain), not cap.admits(everything))
-        for name, cap in caps_of(entries, names).items()
-    }
+    caps = {name: _standing(cap, everything, certain) for name, cap in caps_of(entries, names).items()}
     nearest = min(caps.values(), key=lambda found: (not found.passed, found.cap.epsilon), default=None)
     unit = nearest.cap.unit if nearest else ("example" if everything.has("example") else "user")
     pieces = sum(len(everything.pieces[each]) for each in UNITS)
@@ -189,6 +199,11 @@ def _data_set(entries: Entries, names: tuple[str, ...], delta: float | None) -> 
             epsilons = everything.epsilon(unit, delta), certain.epsilon(unit, delta)
         notes += [_FIXED] if count + pieces > 1 else []
     return DataSet(names, unit, delta, *epsilons, caps, count, still_open, pieces, tuple(notes))
+
+
+def _standing(cap: Cap, everything: Spent, certain: Spent) -> Standing:
+    epsilons = cap.epsilon_of(everything), cap.epsilon_of(certain)
+    return Standing(cap, *epsilons, cap.share_of(everything), not cap.admits(everything))
 
 
 def _notes(reserved: Sequence[Entry], everything: Spent, unit: str) -> Iterable[str]:
@@ -217,6 +232,10 @@ def _set_anew(entries: Entries, names: Sequence[str]) -> list[str]:
         "their results; otherwise what bounds them is the largest cap that would ever have been set"
         for name in sorted(set(changed))
     ]
+
+
+def piece_records(entries: Entries, names: Sequence[str] | None) -> list[PieceRecord]:
+    return [PieceRecord(str(entry.data), **entry.body) for entry in entries.of_kinds("outside", data=names)]
 
 
 def run_records(entries: Entries, names: Sequence[str] | None) -> list[RunRecord]:
