@@ -62,6 +62,7 @@ ACROSS = {
     "gradients_rules": "every layer against a loop over single examples",
     "gradients_zoo": "whole models against that loop",
     "kill_and_resume": "a run killed at any time goes on bit for bit",
+    "ledger_kills": "runs killed at any time are counted with all that they released",
     "method_oracles": "whole methods against plain loops",
     "nothing_visible": "nothing a row does outside the gate is seen",
     "planted_bugs": "an audit finds the bugs that others shipped",

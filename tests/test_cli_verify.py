@@ -74,7 +74,7 @@ def test_what_does_not_hold_is_one_line_and_2(
     for arguments, says in (
         (["none.json"], "there is no none.json"),
         ([str(here)], "or the directory of a complete run"),
-        ([str(run), "--ledger", "none.db"], "there is no ledger none.db"),
+        ([str(run), "--ledger", "none.db"], "there is no ledger"),
         ([str(run), "--public-key", "none.pem"], "the key none.pem cannot be read"),
         ([str(run), "--registry", "-", "--json"], "give the entry a file"),
         ([str(run / "run.json")], "it does not say its format"),

@@ -113,6 +113,38 @@ def test_malformed_state_is_refused(change: dict[str, Any]) -> None:
     ledger.charge("step:0", STEP)
     with pytest.raises(ValueError, match=r"ledger|event"):
         Ledger.from_state(ledger.to_state() | change)
+    if change != {"numbered": {"step": [[0, 5, 0], [3, 6, 0]]}}:  # which are charged once
+        with pytest.raises(ValueError, match=r"ledger|event"):
+            Ledger().absorb(ledger.to_state() | change)
+
+
+@given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 8), st.booleans()), max_size=8))
+def test_what_is_absorbed_range_by_range_is_what_was_charged_one_by_one(
+    ranges: list[tuple[int, int, bool]],
+) -> None:
+    absorbed, charged = Ledger(), Ledger()
+    taken: dict[int, bool] = {}
+    for first, more, other in ranges:
+        numbers = range(first, first + more + 1)
+        if any(taken.get(number, other) != other for number in numbers):
+            continue  # another event under the same key
+        taken |= dict.fromkeys(numbers, other)
+        part = Ledger()
+        for number in numbers:
+            part.charge(f"step:{number}", gaussian(3.0) if other else STEP)
+            charged.charge(f"step:{number}", gaussian(3.0) if other else STEP)
+        absorbed.absorb(part.to_state())
+    assert absorbed.to_state() == charged.to_state()
+    assert absorbed.charges == charged.charges == len(taken)
+
+
+def test_absorbing_another_event_under_a_known_key_raises() -> None:
+    one, other = Ledger(), Ledger()
+    one.charge("step:5", STEP)
+    for number in range(10):
+        other.charge(f"step:{number}", gaussian(3.0))
+    with pytest.raises(ValueError, match="different event"):
+        one.absorb(other.to_state())
 
 
 def test_a_charge_is_cheap() -> None:

@@ -567,7 +567,7 @@ def test_an_abandoned_selection_counts_as_the_runs_that_were_begun(
     run_event = event_from_json(Standing.load(tmp_path / "run/checkpoint").pinned["runs"][0])  # type: ignore[union-attr]
     with pytest.raises(ValueError, match="counted in a ledger"):
         abandon(tmp_path / "run")
-    with pytest.raises(LedgerError, match="tune"):
+    with pytest.raises(LedgerError, match="where it was begun"):
         book.close(book.runs("toy")[0].run)
     summary = abandon(tmp_path / "run", ledger=book)
     (record,) = book.runs("toy")

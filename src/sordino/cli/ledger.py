@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
-from dataclasses import asdict
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,7 +14,7 @@ from sordino.cli.options import AsJson
 
 if TYPE_CHECKING:
     from sordino.ledger import LedgerFile
-    from sordino.ledger.statement import DataSet, RunRecord
+    from sordino.ledger.statement import DataSet, RunRecord, Standing
 
 # The accountants load slowly: they are imported inside the commands, so that --help is quick.
 
@@ -40,7 +41,7 @@ def show(
     file: File = None,
     as_json: AsJson = False,
 ) -> None:
-    """What was spent on each data set, all runs composed, beside its cap."""
+    """What was spent on each data set, all runs composed, beside its cap. Refused if an entry was edited."""
     found = _opened(file).show(name, delta)
     if as_json:
         return _print_json({"data_sets": [_data_set(each) for each in found]})
@@ -56,12 +57,15 @@ def cap(
     delta: Annotated[float, typer.Option(help="At this delta, well below 1 over the number of units.")],
     unit: Unit = "example",
     aside: Annotated[
-        float, typer.Option(help="Part of delta kept for releases of which only (epsilon, delta) is known.")
+        float,
+        typer.Option(
+            help="Part of delta kept for releases of other tools (`add`) that have a delta of their own."
+        ),
     ] = 0.0,
     file: File = None,
     as_json: AsJson = False,
 ) -> None:
-    """Set the most that may be spent on a data set. Runs that would pass it are refused."""
+    """Set the most that may be spent on a data set. Runs that would pass it are refused before they touch data."""
     book = _opened(file)
     book.cap(name, epsilon=epsilon, delta=delta, unit=unit, aside=aside)
     show(name, None, file, as_json)
@@ -69,15 +73,23 @@ def cap(
 
 @app.command()
 def runs(name: MaybeName = None, file: File = None, as_json: AsJson = False) -> None:
-    """Every run that was counted: what it spent, and whether it is still open."""
-    found = _opened(file).runs(name)
+    """Everything that was counted, one by one: what it costs by itself, and whether it is still open."""
+    book = _opened(file)
+    found, pieces = book.runs(name), book.pieces(name)
     if as_json:
-        return _print_json({"runs": [_run(each) for each in found]})
+        return _print_json(
+            {"runs": [_run(each) for each in found], "pieces": [vars(each) for each in pieces]}
+        )
     for each in found:
-        alone = "" if each.epsilon is None else f"epsilon {_shown(each.epsilon)} at {each.delta:g} alone"
         what = f"{each.kind} ({each.label})" if each.label else each.kind
-        print(f"{each.run}  {each.created}  {each.data}  {what}  unit {each.unit}  {each.state}  {alone}")
-    if not found:
+        mark = "  with a caveat: see sordino ledger show" if each.caveat else ""
+        print(
+            f"{each.run}  {each.created}  {each.data}  {what}  unit {each.unit}  {each.state}  {_alone(each)}{mark}"
+        )
+    for piece in pieces:
+        cost = f"epsilon {_shown(piece.epsilon)} at delta {piece.delta:g} by itself"
+        print(f"{'another tool':16s}  {piece.created}  {piece.data}  {piece.what}  unit {piece.unit}  {cost}")
+    if not found and not pieces:
         print("nothing was counted yet")
 
 
@@ -88,36 +100,41 @@ def close(
 ) -> None:
     """Close a run that will not be resumed: what it reserved and did not spend is free again."""
     _opened(file).close(run)
-    print(f"run {run} is closed, and can release nothing more")
+    print(f"run {run} is closed: what it has spent stays spent, and it can release nothing more")
 
 
 @app.command()
 def join(
     names: Annotated[list[str], typer.Argument(metavar="NAME NAME...", help="Two data sets, or more.")],
     file: File = None,
+    as_json: AsJson = False,
 ) -> None:
-    """Declare data sets as one, because they have people in common: what is spent on one counts for all."""
+    """Declare data sets as one, because they have people in common. This cannot be taken back."""
     _opened(file).join(*names)
-    print(f"{', '.join(names)} count as one from now on, with all that was spent on each")
+    show(names[0], None, file, as_json)
 
 
 @app.command()
 def add(
     name: Name,
-    epsilon: Annotated[float, typer.Option(help="What it cost.")],
-    what: Annotated[str, typer.Option(help="What was released, in your words.")],
-    delta: Annotated[float, typer.Option(help="And at which delta.")] = 0.0,
+    epsilon: Annotated[float, typer.Option(help="What it costs.")],
+    what: Annotated[str, typer.Option(help="What is released, in your words.")],
+    delta: Annotated[float, typer.Option(help="And at which delta; 0 if it has none.")] = 0.0,
     unit: Unit = "example",
+    released: Annotated[
+        bool, typer.Option("--released", help="It is out already: count it even if it passes a cap.")
+    ] = False,
     file: File = None,
+    as_json: AsJson = False,
 ) -> None:
-    """Count something released by another tool, such as a private histogram."""
-    _opened(file).add(name, epsilon=epsilon, delta=delta, what=what, unit=unit)
-    print(f"counted: epsilon {epsilon:g} at delta {delta:g} on {name!r}")
+    """Count a release of another tool, such as a private histogram. Ask before you make it: a cap may refuse."""
+    _opened(file).add(name, epsilon=epsilon, delta=delta, what=what, unit=unit, released=released)
+    show(name, None, file, as_json)
 
 
 @app.command()
 def verify(file: File = None, as_json: AsJson = False) -> None:
-    """Check that no entry was edited, removed, reordered or cut off."""
+    """Check that no entry was edited, removed, reordered or cut off. Exit code 0 if so, 2 if not."""
     head = _opened(file).verify()
     if as_json:
         return _print_json({"verified": True, **head.to_json()})
@@ -161,33 +178,62 @@ def _shown(epsilon: float) -> str:
     return show_epsilon(epsilon)
 
 
+def _alone(found: RunRecord) -> str:
+    return (
+        "" if found.epsilon is None else f"epsilon {_shown(found.epsilon)} at delta {found.delta:g} by itself"
+    )
+
+
+def _some(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"
+
+
 def _lines(found: DataSet) -> list[tuple[str, str]]:
     at = "" if found.delta is None else f" at delta {found.delta:g}"
+    unknown = "unknown"
     lines = [
         ("data", ", ".join(found.names)),
-        ("epsilon", f"{_shown(found.epsilon)}{at}   spent or reserved, all together"),
+        (
+            "epsilon",
+            f"{unknown if found.epsilon is None else _shown(found.epsilon)}{at}   spent or reserved, all together",
+        ),
     ]
     if found.open:
-        lines.append(("spent so far", f"{_shown(found.spent)}   the rest is reserved by runs that are open"))
-    for name, cap in found.caps.items():
-        whose = f" for {name}" if len(found.names) > 1 else ""
-        lines.append(("cap", f"{cap.epsilon:g} at delta {cap.delta:g}, unit {cap.unit}{whose}"))
+        spent = unknown if found.spent is None else _shown(found.spent)
+        lines.append(("spent so far", f"{spent}{at}   the rest is reserved by runs that are open"))
+    lines += [("cap", _standing(standing, name, found)) for name, standing in found.caps.items()]
     if not found.caps:
-        lines.append(("cap", f"none: sordino ledger cap {found.names[0]} --epsilon E --delta D"))
+        lines.append(("cap", f"none: sordino ledger cap {shlex.quote(found.names[0])} --epsilon E --delta D"))
     lines.append(("unit", f"one {found.unit}"))
-    lines.append(
-        ("runs", f"{found.runs}, of which {found.open} open; {found.pieces} releases of other tools")
-    )
+    counted = f"{found.runs}, of which {found.open} open; {_some(found.pieces, 'release')} of other tools"
+    lines.append(("runs", counted))
     return lines + [("note", note) for note in found.notes]
 
 
+def _standing(standing: Standing, name: str, found: DataSet) -> str:
+    cap = standing.cap
+    taken = "more than all" if math.isinf(standing.share) else f"{math.ceil(1000 * standing.share) / 10:g}%"
+    whose = f", of {name}" if len(found.names) > 1 else ""
+    aside = f", {cap.aside:g} of it kept aside" if cap.aside else ""
+    state = f"{taken} of it is taken" + (": PASSED, nothing more is admitted" if standing.passed else "")
+    return f"{cap.epsilon:g} at delta {cap.delta:g}{aside}, unit {cap.unit}{whose}: {state}"
+
+
 def _data_set(found: DataSet) -> dict[str, Any]:
-    caps = {name: cap.to_json() for name, cap in found.caps.items()}
-    return {**{k: v for k, v in asdict(found).items() if k != "caps"}, "caps": caps}
+    caps = {name: {**each.cap.to_json(), **_taken(each)} for name, each in found.caps.items()}
+    return {**vars(found), "caps": caps, "passed": found.passed}
+
+
+def _taken(standing: Standing) -> dict[str, Any]:
+    return {
+        "taken": standing.epsilon,
+        "spent": standing.spent,
+        "share": standing.share,
+        "passed": standing.passed,
+    }
 
 
 def _run(found: RunRecord) -> dict[str, Any]:
     from sordino.privacy import event_to_json
 
-    plain = {k: v for k, v in vars(found).items() if k != "event"}
-    return {**plain, "event": event_to_json(found.event)}
+    return {**vars(found), "event": event_to_json(found.event)}

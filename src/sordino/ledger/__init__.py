@@ -2,6 +2,6 @@
 
 from sordino.ledger.account import Account
 from sordino.ledger.book import VARIABLE, BeyondCap, LedgerFile, ledger_of
-from sordino.ledger.file import LedgerError
+from sordino.ledger.chain import LedgerError
 
 __all__ = ["VARIABLE", "Account", "BeyondCap", "LedgerError", "LedgerFile", "ledger_of"]

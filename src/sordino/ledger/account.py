@@ -7,11 +7,12 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from sordino.ledger.chain import Entry
-from sordino.ledger.file import EntryFile, LedgerError
-from sordino.ledger.pricing import ORDERS_DIGEST, curve_of
+from sordino.ledger.chain import PAYMENT, Entry, LedgerError
+from sordino.ledger.file import EntryFile
+from sordino.ledger.pricing import ORDERS_DIGEST, curve_from, curve_of
 from sordino.privacy.events import event_from_json, event_to_json, leaves
 from sordino.privacy.ledger import Ledger
+from sordino.privacy.renyi import Vector
 from sordino.warn import warn
 
 if TYPE_CHECKING:
@@ -71,24 +72,31 @@ class Account:
                 )
             if beyond(planned(found), spent.event):
                 raise LedgerError(f"run {self.run} would spend more than it has reserved in the ledger")
-            append([("spend", self.data, self.run, new.to_state(), None)])
+            append([(PAYMENT, self.data, self.run, new.to_state(), None)])
 
     def close(self, event: DpEvent | None = None) -> None:
         """Nothing more will be released: what was spent stays spent, and what was reserved beyond it is free again.
 
-        ``event`` is what it comes to, where that is not the sum of what was paid step by step.
+        ``event`` is what it comes to, where that is not the sum of what was paid step by step. It is recorded in full,
+        also where it is more than was reserved, or than a cap allows: spent is spent. It is never less than what was
+        paid, but for a selection, which pays for a whole that it may abandon.
         """
         with self.file.writing() as (entries, append):
             found = entries.of_run(self.run)
+            planned(found)  # or it is no run of this ledger
             spent = spent_so_far(found)
             total = spent.event if event is None else event
             body = {"event": event_to_json(total), "charges": spent.charges, "orders": ORDERS_DIGEST}
-            if is_closed(found):
-                if found[-1].body["event"] != body["event"]:
-                    raise LedgerError(f"run {self.run} was closed in the ledger with something else")
-                return
+            for closed in found:
+                if closed.kind == "close":
+                    if closed.body["event"] != body["event"]:
+                        raise LedgerError(f"run {self.run} was closed in the ledger with something else")
+                    return
+            curve = curve_of(total)
+            if not may_cost_less(found) and below(curve_from(curve), curve_from(curve_of(spent.event))):
+                raise LedgerError(f"run {self.run} has spent more than what it would be closed with")
             body["created"] = now()
-            append([("close", self.data, self.run, body, curve_of(total))])
+            append([("close", self.data, self.run, body, curve)])
 
     def as_ledger(self) -> Ledger:
         """For a gate or an estimator of your own (``ledger=``): what is charged to it is paid here first."""
@@ -116,7 +124,7 @@ class Account:
             key = entries.key()
         rows = fingerprint(key)
         with self.file.writing() as (entries, append):
-            known = entries.of_kinds("seen")
+            known = entries.seen()
             before = {entry.body["rows"] for entry in known if entry.data == self.data}
             elsewhere = {
                 str(entry.data) for entry in known if entry.body["rows"] == rows and entry.data != self.data
@@ -133,6 +141,26 @@ class Account:
                 f"these rows were counted as {name!r} before, and now as {self.data!r}: if both have one budget, "
                 f"declare them as one (sordino ledger join {name} {self.data})"
             )
+
+    def check(self, data: str | None, unit: str) -> None:
+        """Refuse to pay for another data set (None if it has no name) or another unit than it was reserved for."""
+        with self.file.reading() as entries:
+            found = entries.of_run(self.run)
+        planned(found)  # or it is no run of this ledger
+        if data is not None and data != self.data:
+            raise LedgerError(f"this account is for {self.data!r}, and cannot pay for a run on {data!r}")
+        reserved = found[0].body["unit"]
+        if unit != reserved:
+            raise LedgerError(
+                f"this account protects one {reserved}, and cannot pay for a run that protects one {unit}: reserve "
+                f"with unit={unit!r}"
+            )
+
+    @property
+    def identity(self) -> str:
+        """What tells its ledger from every other."""
+        with self.file.reading() as entries:
+            return entries.identity()
 
     def statement(self) -> dict[str, Any]:
         """For a certificate: which entry of which ledger it was that counted the run."""
@@ -165,8 +193,8 @@ def spent_so_far(found: Iterable[Entry]) -> Ledger:
     """All that a run has paid, by key."""
     spent = Ledger()
     for entry in found:
-        if entry.kind == "spend":
-            spent.absorb(Ledger.from_state(entry.body))
+        if entry.kind == PAYMENT:
+            spent.absorb(entry.body)
     return spent
 
 
@@ -182,3 +210,13 @@ def beyond(plan: DpEvent, spent: DpEvent) -> bool:
     return any(
         count > sum(times for known, times in allowed if known == leaf) for leaf, count in leaves(spent)
     )
+
+
+def below(total: Vector, spent: Vector) -> bool:
+    """Whether something costs less than what was spent, at any order, but for rounding."""
+    return bool((total < spent * (1 - 1e-9)).any())
+
+
+def may_cost_less(found: Sequence[Entry]) -> bool:
+    """A selection pays for whatever may come; abandoned, it costs the runs that were made, and they alone."""
+    return bool(found[0].body["kind"] == "selection")

@@ -4,17 +4,40 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import secrets
+import unicodedata
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sordino.ledger.account import Account, now, spent_so_far
-from sordino.ledger.chain import Head
-from sordino.ledger.file import Entries, EntryFile, LedgerError, New
-from sordino.ledger.pricing import ORDERS_DIGEST, Cap, Piece, Spent, best_order, curve_from, curve_of
-from sordino.ledger.statement import DataSet, RunRecord, caps_of, data_sets, joined, run_records, spent_on
+from sordino.ledger.account import Account, is_closed, may_cost_less, now, spent_so_far
+from sordino.ledger.chain import Head, LedgerError
+from sordino.ledger.file import Entries, EntryFile, New
+from sordino.ledger.pricing import (
+    ORDERS_DIGEST,
+    Cap,
+    Piece,
+    Spent,
+    best_order,
+    check_aside,
+    curve_from,
+    curve_of,
+)
+from sordino.ledger.statement import (
+    DataSet,
+    PieceRecord,
+    RunRecord,
+    caps_of,
+    data_sets,
+    joined,
+    known_names,
+    piece_records,
+    run_records,
+    spent_on,
+)
 from sordino.ledger.verification import check
+from sordino.privacy.budget import check_delta, check_epsilon
 from sordino.privacy.certificate import UNITS, show_epsilon, sordino_version
 from sordino.privacy.events import event_to_json
 from sordino.privacy.renyi import relation_of
@@ -73,9 +96,14 @@ class LedgerFile:
         unit: str = "example",
         delta: float | None = None,
         label: str = "",
+        caveat: str = "",
     ) -> Account:
-        """Set aside what a plan will spend, or raise `BeyondCap`. Under one ``run`` a plan is reserved once."""
-        name, run = checked_name(data), run or secrets.token_hex(8)
+        """Set aside what a plan will spend, or raise `BeyondCap`. Under one ``run`` a plan is reserved once.
+
+        ``delta`` is the one at which the run alone is priced, ``label`` what to say beside it, ``caveat`` what is to be
+        said wherever it is counted (that its seed is known, for one).
+        """
+        name, run = checked_name(data), secrets.token_hex(8) if run is None else _checked_run(run)
         if kind not in KINDS:
             raise ValueError(f"what is counted is one of {', '.join(KINDS)}, not {kind!r}")
         _check_unit(unit)
@@ -84,8 +112,9 @@ class LedgerFile:
             "unit": unit,
             "relation": relation_of(event),
             "event": event_to_json(event),
-            "delta": delta,
-            "label": label,
+            "delta": None if delta is None else check_delta(delta),
+            "label": str(label),
+            "caveat": str(caveat),
             "orders": ORDERS_DIGEST,
             "created": now(),
         }
@@ -96,6 +125,7 @@ class LedgerFile:
             if found:
                 _check_same(found[0].data, found[0].body, name, body)
             else:
+                _refuse_lookalike(entries, name)
                 _check_room(entries, name, lambda spent: spent.add(unit, curve_from(curve)))
                 append([("reserve", name, run, body, curve)])
         return Account(self._file, name, run)
@@ -111,37 +141,69 @@ class LedgerFile:
     def cap(
         self, data: str, *, epsilon: float, delta: float, unit: str = "example", aside: float = 0.0
     ) -> None:
-        """Set the most that all runs on a data set may spend together. Its order stays that of the first cap."""
+        """Set the most that all runs on a data set may spend together.
+
+        It is kept at one order of RDP, which is the best one for this cap; once something is counted it stays.
+        """
         name = checked_name(data)
+        check_epsilon(epsilon)
+        check_aside(aside, check_delta(delta))
         self._create()
         with self._file.writing() as (entries, append):
-            before = caps_of(entries, [name]).get(name)
-            order = best_order(epsilon, delta - aside) if before is None else before.order
-            append([("cap", name, None, Cap(epsilon, delta, unit, order, aside).to_json(), None)])
+            _refuse_lookalike(entries, name)
+            names = joined(entries, name)
+            before = caps_of(entries, names).get(name)
+            fresh = before is None or not entries.of_kinds("reserve", "outside", data=names)
+            order = best_order(epsilon, delta - aside) if before is None or fresh else before.order
+            append([("cap", name, None, Cap(epsilon, delta, unit, order, float(aside)).to_json(), None)])
 
     def join(self, *names: str) -> None:
         """Declare data sets as one, because they have people in common: what is spent on one counts for all."""
         if len({checked_name(name) for name in names}) < 2:
             raise ValueError("declare at least two data sets as one")
         self._create()
-        with self._file.writing() as (_, append):
+        with self._file.writing() as (entries, append):
+            entries.of_kinds("join")  # or refuse what was edited
             append([("join", None, None, {"names": sorted(set(names))}, None)])
 
-    def add(self, data: str, *, epsilon: float, delta: float = 0.0, what: str, unit: str = "example") -> None:
-        """Count something released elsewhere, of which only (epsilon, delta) is known: a private histogram."""
+    def add(
+        self,
+        data: str,
+        *,
+        epsilon: float,
+        delta: float = 0.0,
+        what: str,
+        unit: str = "example",
+        released: bool = False,
+    ) -> None:
+        """Count something of another tool, of which only (epsilon, delta) is known: a private histogram.
+
+        It is refused where a cap has no room for it, so ask before it is released; what is ``released`` already is
+        counted in any case.
+        """
         name, piece = checked_name(data), Piece(epsilon, delta)
         _check_unit(unit)
-        body = {"epsilon": piece.epsilon, "delta": piece.delta, "unit": unit, "what": what, "created": now()}
+        body = {"epsilon": piece.epsilon, "delta": piece.delta, "unit": unit, "what": str(what)}
+        body["created"] = now()
         self._create()
         with self._file.writing() as (entries, append):
-            _check_room(entries, name, lambda spent: spent.add_piece(unit, piece))
+            _refuse_lookalike(entries, name)
+            if not released:
+                _check_room(entries, name, lambda spent: spent.add_piece(unit, piece))
             append([("outside", name, None, body, None)])
 
     def close(self, run: str) -> None:
         """Close a run that will not go on: what it has spent stays spent, the rest of its reservation is free again."""
         account = self.resume(run)
-        if not account.is_open:
+        with self._file.reading() as entries:
+            found = entries.of_run(run)
+        if is_closed(found):
             raise LedgerError(f"run {run} is closed already")
+        if may_cost_less(found):
+            raise LedgerError(
+                f"run {run} is a selection, and only where it was begun is it known how many runs it has made: repeat "
+                "its command to go on with it, or to abandon it there"
+            )
         account.close()
 
     def _create(self) -> None:
@@ -163,7 +225,7 @@ class LedgerFile:
         """What tells this ledger from every other."""
         self._create()
         with self._file.reading() as entries:
-            return str(entries.of_kinds("begun")[0].body["ledger"])
+            return entries.identity()
 
     def knows(self, run: str) -> bool:
         """Whether a run was reserved here."""
@@ -177,26 +239,40 @@ class LedgerFile:
         return bool(found) and not spent_so_far(found).charges
 
     def show(self, data: str | None = None, delta: float | None = None) -> list[DataSet]:
-        """What was spent on each data set, or on one."""
+        """What was spent on each data set, or on one; raise `LedgerError` if entries were edited."""
+        delta = None if delta is None else check_delta(delta)
         with self._file.reading() as entries:
-            found = data_sets(entries, delta)
-        if data is None:
-            return found
-        mine = [each for each in found if data in each.names]
-        if not mine:
-            names = ", ".join(name for each in found for name in each.names) or "none"
-            raise LedgerError(f"nothing was counted under {data!r} in {self.path}: it has {names}")
-        return mine
+            entries.check_links()
+            if data is not None:
+                self._check_known(entries, data)
+            return data_sets(entries, data, delta)
 
     def runs(self, data: str | None = None) -> list[RunRecord]:
-        """Every run that was counted, in the order in which they were reserved."""
+        """Every run that was counted, in the order in which they were reserved, by itself or under names joined."""
         with self._file.reading() as entries:
-            return run_records(entries, None if data is None else [data])
+            entries.check_links()
+            if data is not None:
+                self._check_known(entries, data)
+            return run_records(entries, None if data is None else joined(entries, data))
+
+    def pieces(self, data: str | None = None) -> list[PieceRecord]:
+        """Every release of another tool that was counted."""
+        with self._file.reading() as entries:
+            entries.check_links()
+            if data is not None:
+                self._check_known(entries, data)
+            return piece_records(entries, None if data is None else joined(entries, data))
+
+    def _check_known(self, entries: Entries, data: str) -> None:
+        known = known_names(entries)
+        if data not in known:
+            names = ", ".join(sorted(known)) or "nothing"
+            raise LedgerError(f"nothing was counted under {data!r} in {self.path}: it has {names}")
 
     def verify(self) -> Head:
         """Check that nothing was edited, removed, reordered or cut off; raise `LedgerError` that says what was."""
         with self._file.reading() as entries:
-            check(entries, self._file.head_file, str(self.path))
+            check(entries, str(self.path))
             return entries.head()
 
     def holds(self, length: int, head: str) -> bool:
@@ -207,6 +283,7 @@ class LedgerFile:
     def export(self) -> list[dict[str, Any]]:
         """All entries as plain data, without the fingerprints of rows, which stay here."""
         with self._file.reading() as entries:
+            entries.check_links()
             return [
                 {
                     "number": entry.number,
@@ -236,7 +313,33 @@ def ledger_of(given: Any) -> LedgerFile | Account | None:
 def checked_name(name: str) -> str:
     if not isinstance(name, str) or not name.strip() or not name.isprintable() or len(name) > _LONGEST_NAME:
         raise ValueError(f"a data set needs a name of at most {_LONGEST_NAME} printable characters")
+    plain = " ".join(unicodedata.normalize("NFKC", name).split())
+    if name != plain:
+        raise ValueError(f"two names that look alike would be two budgets: write {name!r} as {plain!r}")
     return name
+
+
+def _checked_run(run: str) -> str:
+    if not isinstance(run, str) or not run.strip() or not run.isprintable() or len(run) > _LONGEST_NAME:
+        raise ValueError(f"a run needs a name of at most {_LONGEST_NAME} printable characters")
+    return run
+
+
+def _refuse_lookalike(entries: Entries, name: str) -> None:
+    """A new name opens a new budget: not if it is an old one in other letters."""
+    known = known_names(entries)
+    if name in known:
+        return
+    for other in sorted(known):
+        if _folded(other) == _folded(name):
+            raise LedgerError(
+                f"the ledger knows {other!r}, and {name!r} would have a budget of its own: write it as it was, or "
+                "give a name that differs in more than capitals, spaces and dashes"
+            )
+
+
+def _folded(name: str) -> str:
+    return re.sub(r"[\s_\-]", "", unicodedata.normalize("NFKC", name).casefold())
 
 
 def _check_unit(unit: str) -> None:
@@ -281,7 +384,9 @@ def _no_room(owner: str, cap: Cap, before: Spent, after: Spent, runs: int) -> st
             "needs more: set the cap again with --aside"
         )
     spent = show_epsilon(cap.epsilon_of(before))
-    have = f"{runs} run{'' if runs == 1 else 's'} {'has' if runs == 1 else 'have'} spent or reserved epsilon {spent}"
-    so_far = have if runs else "nothing is spent"
+    pieces = sum(map(len, before.pieces.values()))
+    who = f"{runs} run{'' if runs == 1 else 's'}" + (f" and {pieces} of other tools" if pieces else "")
+    have = f"{who} {'has' if runs == 1 and not pieces else 'have'} spent or reserved epsilon {spent}"
+    so_far = have if runs or pieces else "nothing is spent"
     then = show_epsilon(cap.epsilon_of(after))
     return f"{of_cap} has no room for this: {so_far}, and with this one it would be {then}"

@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from sordino.ledger.chain import LedgerError
 from sordino.privacy.budget import check_delta, check_epsilon
 from sordino.privacy.certificate import UNITS
 from sordino.privacy.renyi import ORDERS, Vector, epsilon_from_rdp, rdp_of
+from sordino.registry import is_number, said
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
@@ -33,7 +34,7 @@ def curve_of(event: DpEvent) -> bytes:
 def curve_from(blob: bytes) -> Vector:
     curve: Vector = np.frombuffer(blob, dtype="<f8").astype(np.float64)
     if len(curve) != len(ORDERS) or np.isnan(curve).any() or (curve < 0).any():
-        raise ValueError("a curve of the ledger is not one: it was tampered with")
+        raise LedgerError("a price in the ledger is not one: it was tampered with")
     return curve
 
 
@@ -63,18 +64,23 @@ class Piece:
     delta: float
 
     def __post_init__(self) -> None:
-        check_epsilon(self.epsilon)
-        if self.delta != 0:
-            check_delta(self.delta)
+        object.__setattr__(self, "epsilon", check_epsilon(self.epsilon))
+        object.__setattr__(self, "delta", 0.0 if self.delta == 0 else check_delta(self.delta))
 
     @property
     def curve(self) -> Vector:
-        """It is rho-zCDP with rho = epsilon^2 / 2, but for its delta (Bun and Steinke 2016, lemma 8.8)."""
-        curve: Vector = np.minimum(self.epsilon, np.array(ORDERS) * self.epsilon**2 / 2)
-        return curve
+        """Up to its delta it is pure: RDP at most epsilon, and at most order times epsilon^2 / 2 (Bun and Steinke 2016,
+        proposition 1.4 and lemma 8.8)."""
+        return _pure(self.epsilon)
 
-    def two_hops(self) -> Piece:
-        return Piece(2 * self.epsilon, min(1.0, self.delta * (1 + math.exp(min(self.epsilon, 700.0)))))
+    def two_hops(self) -> tuple[float, float]:
+        """Epsilon and delta for neighbours of neighbours. Delta may be 1, or more: then nothing is promised."""
+        return 2 * self.epsilon, self.delta * (1 + math.exp(min(self.epsilon, 700.0)))
+
+
+def _pure(epsilon: float) -> Vector:
+    curve: Vector = np.minimum(epsilon, np.array(ORDERS) * epsilon**2 / 2)
+    return curve
 
 
 @dataclass
@@ -84,8 +90,8 @@ class Spent:
     curves: dict[str, Vector] = field(default_factory=lambda: {unit: np.zeros(len(ORDERS)) for unit in UNITS})
     pieces: dict[str, list[Piece]] = field(default_factory=lambda: {unit: [] for unit in UNITS})
 
-    def add(self, unit: str, curve: Vector) -> None:
-        self.curves[unit] = self.curves[unit] + curve
+    def add(self, unit: str, curve: Vector, times: int = 1) -> None:
+        self.curves[unit] = self.curves[unit] + times * curve
 
     def copy(self) -> Spent:
         return Spent(dict(self.curves), {unit: list(pieces) for unit, pieces in self.pieces.items()})
@@ -97,24 +103,49 @@ class Spent:
         return bool(self.curves[unit].any() or self.pieces[unit])
 
     def about(self, unit: str) -> tuple[Vector, float]:
-        """RDP, and delta beside it, of everything, for neighbours that differ in one ``unit``."""
-        other = "user" if unit == "example" else "example"
-        pieces = list(self.pieces[unit])
+        """RDP, and delta beside it, of everything, for neighbours that differ in one ``unit``.
+
+        Deltas of pieces add up beside the RDP (approximate RDP composes so, also where the next piece follows from what
+        was seen: Whitehouse, Ramdas, Rogers and Wu 2023, theorem 1).
+        """
+        pairs = self._pairs(unit)
+        if pairs is None:
+            return np.full(len(ORDERS), math.inf), 0.0
         curve = self.curves[unit]
-        if self.has(other):
-            if unit == "user":  # a user may have any number of examples
-                return np.full(len(ORDERS), math.inf), 0.0
+        if unit == "example" and self.curves["user"].any():
             curve = curve + two_hops(self.curves["user"])
-            pieces += [piece.two_hops() for piece in self.pieces["user"]]
-        return curve + sum((piece.curve for piece in pieces), np.zeros(len(ORDERS))), math.fsum(
-            piece.delta for piece in pieces
-        )
+        for epsilon, _ in pairs:
+            curve = curve + _pure(epsilon)
+        return curve, math.fsum(delta for _, delta in pairs)
+
+    def _pairs(self, unit: str) -> list[tuple[float, float]] | None:
+        """Epsilon and delta of the pieces, for neighbours that differ in one ``unit``; None if there is no bound."""
+        if unit == "user" and self.has("example"):
+            return None  # a user may have any number of examples
+        pairs = [(piece.epsilon, piece.delta) for piece in self.pieces[unit]]
+        return pairs + [piece.two_hops() for piece in self.pieces["user"] if unit == "example"]
 
     def epsilon(self, unit: str, delta: float) -> float:
         """Of all of it together, as if every plan had been laid down before the first run."""
         curve, aside = self.about(unit)
         left = delta - aside
-        return epsilon_from_rdp(curve, left, "improved") if left > 0 else math.inf
+        by_rdp = epsilon_from_rdp(curve, left, "improved") if left > 0 else math.inf
+        added = self._added(unit, delta)
+        return by_rdp if added is None else min(by_rdp, added)
+
+    def pure_epsilon(self, unit: str) -> float | None:
+        """The same at no delta: known of nothing, of pure pieces alone, and where nothing is private; else None."""
+        added = self._added(unit, 0.0)
+        return math.inf if added is None and not np.isfinite(self.about(unit)[0]).any() else added
+
+    def _added(self, unit: str, delta: float) -> float | None:
+        """Epsilons added up, where there are no runs and ``delta`` is enough for the pieces."""
+        pairs = self._pairs(unit)
+        if pairs is None or any(self.curves[each].any() for each in UNITS):
+            return None
+        if math.fsum(of_piece for _, of_piece in pairs) > delta:
+            return None
+        return math.fsum(epsilon for epsilon, _ in pairs)
 
 
 @dataclass(frozen=True)
@@ -132,12 +163,11 @@ class Cap:
     aside: float = 0.0
 
     def __post_init__(self) -> None:
-        check_epsilon(self.epsilon)
-        check_delta(self.delta)
+        object.__setattr__(self, "epsilon", check_epsilon(self.epsilon))
+        object.__setattr__(self, "delta", check_delta(self.delta))
         if self.unit not in UNITS:
             raise ValueError(f"the unit of a cap is one of {', '.join(UNITS)}, not {self.unit!r}")
-        if not 0 <= self.aside < self.delta:
-            raise ValueError(f"the part of delta for pieces must lie below delta, not {self.aside:g}")
+        check_aside(self.aside, self.delta)
         if self.order not in ORDERS:
             raise ValueError(f"{self.order:g} is none of the orders at which events are priced")
 
@@ -159,6 +189,14 @@ class Cap:
         rdp = curve[self.place : self.place + 1]
         return epsilon_from_rdp(rdp, self.delta - self.aside, "improved", (self.order,))
 
+    def share_of(self, spent: Spent) -> float:
+        """Which part of the cap is taken, from 0 to 1, or more where it is passed. Shares of runs add up."""
+        curve, aside = spent.about(self.unit)
+        rdp = float(curve[self.place])
+        if rdp == 0 and aside == 0:
+            return 0.0
+        return math.inf if self.allowed <= 0 or aside > self.aside else rdp / self.allowed
+
     def admits(self, spent: Spent) -> bool:
         return self.epsilon_of(spent) <= self.epsilon
 
@@ -170,6 +208,13 @@ class Cap:
             "order": self.order,
             "aside": self.aside,
         }
+
+
+def check_aside(aside: float, delta: float) -> None:
+    if not (is_number(aside) and 0 <= aside < delta):
+        raise ValueError(
+            f"what is kept aside is a part of delta: it must be 0 or more, and below delta, not {said(aside)}"
+        )
 
 
 def best_order(epsilon: float, delta: float) -> float:
@@ -186,15 +231,3 @@ def best_order(epsilon: float, delta: float) -> float:
             f"a cap of epsilon {epsilon:g} at delta {delta:g} has no room for anything: take a larger one"
         )
     return ORDERS[best]
-
-
-def total(runs: Sequence[tuple[str, Vector]], pieces: Sequence[tuple[str, Piece]] = ()) -> Spent:
-    """Of runs, each with its unit and curve, and of pieces."""
-    spent = Spent()
-    for unit in UNITS:
-        curves = [curve for of, curve in runs if of == unit]
-        if curves:
-            spent.add(unit, np.sum(curves, axis=0))
-    for unit, piece in pieces:
-        spent.add_piece(unit, piece)
-    return spent

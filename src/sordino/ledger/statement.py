@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from sordino.ledger.account import planned, spent_so_far
-from sordino.ledger.chain import Entry
+from sordino.ledger.chain import Entry, LedgerError
 from sordino.ledger.file import Entries
-from sordino.ledger.pricing import ORDERS_DIGEST, Cap, Piece, Spent, curve_from, curve_of, total
+from sordino.ledger.pricing import ORDERS_DIGEST, Cap, Piece, Spent, curve_from, curve_of
 from sordino.privacy.certificate import UNITS
 from sordino.privacy.events import event_from_json
-from sordino.privacy.renyi import SUBSTITUTION, Vector, epsilon_from_rdp
+from sordino.privacy.renyi import SUBSTITUTION, epsilon_from_rdp
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
@@ -31,6 +33,7 @@ _EXAMPLES = (
 _FIXED = (
     "as if every plan had been laid down before the first run; a cap also bounds plans that follow results"
 )
+_NO_DELTA = "no run says at which delta: give one (--delta)"
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,7 @@ class RunRecord:
     unit: str
     relation: str
     label: str
+    caveat: str
     created: str
     state: str  # open: what it has reserved counts; closed: what it has spent
     charges: int
@@ -52,31 +56,70 @@ class RunRecord:
 
 
 @dataclass(frozen=True)
+class PieceRecord:
+    """A release of another tool, as the ledger has it."""
+
+    data: str
+    unit: str
+    what: str
+    epsilon: float
+    delta: float
+    created: str
+
+
+@dataclass(frozen=True)
+class Standing:
+    """How much of a cap is taken: epsilon at the cap's delta, by the one order that the cap is kept at."""
+
+    cap: Cap
+    epsilon: float  # of all that is spent or reserved
+    spent: float  # of that, what is spent for certain
+    share: float  # of the cap, spent or reserved: 1 is all of it
+    passed: bool
+
+
+@dataclass(frozen=True)
 class DataSet:
     """What was spent on one data set, or on several that were declared as one."""
 
     names: tuple[str, ...]
     unit: str
     delta: float | None
-    epsilon: float  # of all that is spent or reserved
-    spent: float  # of that, what is spent for certain
-    caps: dict[str, Cap]
+    epsilon: float | None  # of all that is spent or reserved; None if no delta is known
+    spent: float | None  # of that, what is spent for certain
+    caps: dict[str, Standing]
     runs: int
     open: int
     pieces: int
     notes: tuple[str, ...]
 
+    @property
+    def passed(self) -> bool:
+        """Whether more is spent or reserved than a cap allows."""
+        return any(standing.passed for standing in self.caps.values())
+
+
+# What counts ------------------------------------------------------------------------------------------------
+
 
 def joined(entries: Entries, name: str) -> list[str]:
     """All names that count as one with this one."""
-    groups = [set(entry.body["names"]) for entry in entries.of_kinds("join")]
-    mine, size = {name}, 0
-    while len(mine) > size:
-        size = len(mine)
-        for group in groups:
-            if group & mine:
-                mine |= group
-    return sorted(mine)
+    return next(group for group in _groups(entries, [name]) if name in group)
+
+
+def _groups(entries: Entries, names: Iterable[str]) -> list[list[str]]:
+    """These names and all that were joined, each with those that count as one with it."""
+    groups = [{name} for name in names]
+    for entry in entries.of_kinds("join"):
+        mine = set(entry.body["names"])
+        touched = [group for group in groups if group & mine]
+        groups = [group for group in groups if not group & mine] + [mine.union(*touched)]
+    return sorted(sorted(group) for group in groups)
+
+
+def known_names(entries: Entries) -> set[str]:
+    names = {str(entry.data) for entry in entries.of_kinds("reserve", "cap", "outside")}
+    return names.union(*(entry.body["names"] for entry in entries.of_kinds("join")))
 
 
 def caps_of(entries: Entries, names: Sequence[str]) -> dict[str, Cap]:
@@ -85,79 +128,126 @@ def caps_of(entries: Entries, names: Sequence[str]) -> dict[str, Cap]:
 
 
 def spent_on(entries: Entries, names: Sequence[str], certain: bool = False) -> tuple[Spent, int]:
-    """Everything that is spent or reserved, and by how many runs; ``certain`` leaves out what is reserved only."""
-    units: dict[str, str] = {}
-    curves: dict[str, Vector] = {}
-    still_open: set[str] = set()
+    """Everything that is spent or reserved, and by how many runs; ``certain`` leaves out what is reserved only.
+
+    Runs that cost the same are folded: thousands of them are a few curves, each times a number.
+    """
+    counting: dict[str, tuple[str, Entry]] = {}  # by run: its unit, and the entry that says what it costs
     for entry in entries.of_kinds("reserve", "close", data=names):
-        assert entry.run is not None
-        if entry.kind == "reserve":
-            units[entry.run] = entry.body["unit"]
-            still_open.add(entry.run)
-        else:
-            still_open.remove(entry.run)
-        curves[entry.run] = curve_at(entry)  # that of a closed run takes the place of what it had reserved
-    if certain:
-        curves |= {run: _curve_so_far(entries, run) for run in still_open}
-    pieces = [
-        (entry.body["unit"], Piece(entry.body["epsilon"], entry.body["delta"]))
-        for entry in entries.of_kinds("outside", data=names)
-    ]
-    return total([(units[run], curve) for run, curve in curves.items()], pieces), len(curves)
+        run = str(entry.run)
+        if entry.kind == "close" and run not in counting:
+            raise LedgerError("the ledger was tampered with: a run was closed that was not reserved")
+        unit = entry.body["unit"] if entry.kind == "reserve" else counting[run][0]
+        counting[run] = unit, entry  # a closed run counts with what it has spent
+    spent, folded, of_price = Spent(), Counter[tuple[str, object]](), dict[object, Entry]()
+    for run, (unit, entry) in counting.items():
+        if certain and entry.kind == "reserve":
+            spent.add(unit, curve_from(curve_of(spent_so_far(entries.of_run(run)).event)))
+            continue
+        price: object = entry.price if _is_priced(entry) else entry.number
+        folded[unit, price] += 1
+        of_price[price] = entry
+    for (unit, cost), times in folded.items():
+        spent.add(unit, curve_from(curve_at(entries, of_price[cost])), times)
+    for entry in entries.of_kinds("outside", data=names):
+        spent.add_piece(entry.body["unit"], Piece(entry.body["epsilon"], entry.body["delta"]))
+    return spent, len(counting)
 
 
-def _curve_so_far(entries: Entries, run: str) -> Vector:
-    return curve_from(curve_of(spent_so_far(entries.of_run(run)).event))
+def _is_priced(entry: Entry) -> bool:
+    """At the orders that we have now; they may be others in another version."""
+    return entry.price is not None and entry.body.get("orders", ORDERS_DIGEST) == ORDERS_DIGEST
 
 
-def curve_at(entry: Entry) -> Vector:
+def curve_at(entries: Entries, entry: Entry) -> bytes:
     """The RDP of an entry's events, as it was priced when it was written."""
-    if entry.curve is not None and entry.body.get("orders", ORDERS_DIGEST) == ORDERS_DIGEST:
-        return curve_from(entry.curve)
-    return curve_from(curve_of(event_from_json(entry.body["event"])))
+    if _is_priced(entry):
+        assert entry.price is not None
+        return entries.curve(entry.price)
+    return curve_of(event_from_json(entry.body["event"]))
 
 
-def data_sets(entries: Entries, delta: float | None) -> list[DataSet]:
-    names = {entry.data for entry in entries.of_kinds("reserve", "cap", "outside")}
-    names |= {name for entry in entries.of_kinds("join") for name in entry.body["names"]}
-    groups = {tuple(joined(entries, name)) for name in names if name is not None}
-    return [_data_set(entries, group, delta) for group in sorted(groups)]
+# What is said -----------------------------------------------------------------------------------------------
+
+
+def data_sets(entries: Entries, name: str | None, delta: float | None) -> list[DataSet]:
+    """What was spent on each data set, or on this one."""
+    groups = _groups(entries, known_names(entries))
+    return [_data_set(entries, tuple(group), delta) for group in groups if name is None or name in group]
 
 
 def _data_set(entries: Entries, names: tuple[str, ...], delta: float | None) -> DataSet:
-    records = run_records(entries, names)
-    everything, _ = spent_on(entries, names)
-    caps = caps_of(entries, names)
-    tightest = min(caps.values(), key=lambda cap: cap.epsilon, default=None)
-    unit = tightest.unit if tightest else ("example" if everything.has("example") else "user")
+    everything, count = spent_on(entries, names)
     certain, _ = spent_on(entries, names, certain=True)
-    notes = [_SUBSTITUTED] if any(record.relation == SUBSTITUTION for record in records) else []
-    if everything.has("example") and everything.has("user"):
-        notes.append(_USERS if unit == "example" else _EXAMPLES)
-    if tightest is not None and delta is None:
-        delta = tightest.delta
-        epsilons = tightest.epsilon_of(everything), tightest.epsilon_of(certain)
-    else:
-        delta = min((r.delta for r in records if r.delta), default=None) if delta is None else delta
-        epsilons = (
-            (0.0, 0.0) if delta is None else (everything.epsilon(unit, delta), certain.epsilon(unit, delta))
-        )
-        if delta is None and (everything.has("example") or everything.has("user")):
-            epsilons = everything.epsilon(unit, 0.5), certain.epsilon(unit, 0.5)
-        notes += [_FIXED] if len(records) > 1 else []
+    reserved = entries.of_kinds("reserve", data=names)
+    still_open = count - len(entries.of_kinds("close", data=names))
+    caps = {name: _standing(cap, everything, certain) for name, cap in caps_of(entries, names).items()}
+    nearest = min(caps.values(), key=lambda found: (not found.passed, found.cap.epsilon), default=None)
+    unit = nearest.cap.unit if nearest else ("example" if everything.has("example") else "user")
     pieces = sum(len(everything.pieces[each]) for each in UNITS)
-    is_open = sum(record.state == "open" for record in records)
-    return DataSet(names, unit, delta, *epsilons, caps, len(records), is_open, pieces, tuple(notes))
+    notes = list(_notes(reserved, everything, unit)) + _set_anew(entries, names)
+    epsilons: tuple[float | None, float | None]
+    if nearest is not None and delta is None:
+        delta, epsilons = nearest.cap.delta, (nearest.epsilon, nearest.spent)
+    else:
+        if delta is None:
+            delta = min((entry.body["delta"] for entry in reserved if entry.body["delta"]), default=None)
+        if delta is None:
+            epsilons = everything.pure_epsilon(unit), certain.pure_epsilon(unit)
+            notes += [_NO_DELTA] if epsilons[0] is None else []
+        else:
+            epsilons = everything.epsilon(unit, delta), certain.epsilon(unit, delta)
+        notes += [_FIXED] if count + pieces > 1 else []
+    return DataSet(names, unit, delta, *epsilons, caps, count, still_open, pieces, tuple(notes))
+
+
+def _standing(cap: Cap, everything: Spent, certain: Spent) -> Standing:
+    epsilons = cap.epsilon_of(everything), cap.epsilon_of(certain)
+    return Standing(cap, *epsilons, cap.share_of(everything), not cap.admits(everything))
+
+
+def _notes(reserved: Sequence[Entry], everything: Spent, unit: str) -> Iterable[str]:
+    """What a number does not say by itself."""
+    caveats = Counter(entry.body["caveat"] for entry in reserved if entry.body["caveat"])
+    for caveat, times in sorted(caveats.items()):
+        yield f"{times} of {len(reserved)} runs {'says' if times == 1 else 'say'}: {caveat}"
+    if any(entry.body["relation"] == SUBSTITUTION for entry in reserved):
+        yield _SUBSTITUTED
+    if everything.has("example") and everything.has("user"):
+        yield _USERS if unit == "example" else _EXAMPLES
+
+
+def _set_anew(entries: Entries, names: Sequence[str]) -> list[str]:
+    """Which caps were changed when something was counted already: a filter is fixed before anything is seen."""
+    counted, first, changed = False, dict[str, object](), list[str]()
+    for entry in entries.of_kinds("cap", "reserve", "outside", data=names):
+        if entry.kind != "cap":
+            counted = True
+        elif counted and first.get(str(entry.data), entry.body) != entry.body:
+            changed.append(str(entry.data))
+        if entry.kind == "cap":
+            first[str(entry.data)] = entry.body
+    return [
+        f"the cap of {name!r} was changed after runs had been counted: it bounds them all if that was not decided by "
+        "their results; otherwise what bounds them is the largest cap that would ever have been set"
+        for name in sorted(set(changed))
+    ]
+
+
+def piece_records(entries: Entries, names: Sequence[str] | None) -> list[PieceRecord]:
+    return [PieceRecord(str(entry.data), **entry.body) for entry in entries.of_kinds("outside", data=names)]
 
 
 def run_records(entries: Entries, names: Sequence[str] | None) -> list[RunRecord]:
-    reserved = {str(entry.run): entry for entry in entries.of_kinds("reserve", data=names)}
     closed = {str(entry.run): entry for entry in entries.of_kinds("close", data=names)}
-    return [_record(entries, run, entry, closed.get(run)) for run, entry in reserved.items()]
+    return [
+        _record(entries, entry, closed.get(str(entry.run)))
+        for entry in entries.of_kinds("reserve", data=names)
+    ]
 
 
-def _record(entries: Entries, run: str, reserved: Entry, closed: Entry | None) -> RunRecord:
-    body, last = reserved.body, closed or reserved
+def _record(entries: Entries, reserved: Entry, closed: Entry | None) -> RunRecord:
+    body, last, run = reserved.body, closed or reserved, str(reserved.run)
     delta = body["delta"]
     charges = closed.body["charges"] if closed else spent_so_far(entries.of_run(run)).charges
     return RunRecord(
@@ -167,10 +257,16 @@ def _record(entries: Entries, run: str, reserved: Entry, closed: Entry | None) -
         body["unit"],
         body["relation"],
         body["label"],
+        body["caveat"],
         body["created"],
         "open" if closed is None else "closed",
         charges,
         delta,
-        None if delta is None else epsilon_from_rdp(curve_at(last), delta, "improved"),
+        None if delta is None else _epsilon_of(curve_at(entries, last), delta),
         event_from_json(last.body["event"]) if closed else planned([reserved]),
     )
+
+
+@lru_cache(maxsize=4096)
+def _epsilon_of(curve: bytes, delta: float) -> float:
+    return epsilon_from_rdp(curve_from(curve), delta, "improved")

@@ -6,6 +6,7 @@ import contextlib
 import json
 from bisect import bisect_right
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from sordino.privacy.events import compose, event_from_json, event_to_json, repeat
@@ -128,14 +129,32 @@ class Ledger:
             raise ValueError(f"ledger state is malformed: {err!r}") from err
         return ledger
 
-    def absorb(self, other: Ledger) -> None:
-        """Charge everything that another one holds, under its keys."""
-        for prefix, ranges in other._numbered.items():
-            for first, last, index in ranges.to_lists():
-                for number in range(first, last + 1):
-                    self.charge(f"{prefix}:{number}", other._events[index])
-        for key, index in other._named.items():
-            self.charge(key, other._events[index])
+    def absorb(self, state: Mapping[str, Any]) -> None:
+        """Charge everything that another one holds, under its keys; given what its `to_state` says."""
+        if state.get("format") != _FORMAT:
+            raise ValueError(
+                f"ledger state of format {state.get('format')!r} cannot be read: expected {_FORMAT}"
+            )
+        try:
+            events = [event_from_json(data) for data in state["events"]]
+            for prefix, lists in state["numbered"].items():
+                for first, last, index in lists:
+                    if not 0 <= first <= last or index < 0:
+                        raise ValueError("ledger state has ranges that are none")
+                    self._charge_all(prefix, first, last, events[index])
+            for key, index in state["named"].items():
+                self.charge(key, events[index])
+        except (KeyError, IndexError, TypeError, AttributeError) as err:
+            raise ValueError(f"ledger state is malformed: {err!r}") from err
+
+    def _charge_all(self, prefix: str, first: int, last: int, event: DpEvent) -> None:
+        if not self._is_copy:
+            index = self._index_of(event)
+            if self._numbered.setdefault(prefix, _Ranges()).add_free(first, last, index):  # thousands at once
+                self._counts[index] += last - first + 1
+                return
+        for number in range(first, last + 1):
+            self.charge(f"{prefix}:{number}", event)
 
     def _index_of(self, event: DpEvent) -> int:
         try:
@@ -145,7 +164,7 @@ class Ledger:
         if known is not None:
             return known
         # Also the check that a certificate can state this event: better refused now than after training.
-        as_json = json.dumps(event_to_json(event), sort_keys=True)
+        as_json = _json_of(event)
         index = self._index_by_json.setdefault(as_json, len(self._events))
         if index == len(self._events):
             self._events.append(event)
@@ -153,6 +172,18 @@ class Ledger:
             with contextlib.suppress(TypeError):
                 self._index_by_hash[event] = index
         return index
+
+
+def _json_of(event: DpEvent) -> str:
+    try:
+        return _known_json_of(event)
+    except TypeError:  # it has no hash
+        return json.dumps(event_to_json(event), sort_keys=True)
+
+
+@lru_cache(maxsize=256)
+def _known_json_of(event: DpEvent) -> str:
+    return json.dumps(event_to_json(event), sort_keys=True)
 
 
 def _split(key: str) -> tuple[str, int | None]:
@@ -193,6 +224,27 @@ class _Ranges:
             self._lasts.insert(right, number)
             self._indices.insert(right, index)
         return -1
+
+    def add_free(self, first: int, last: int, index: int) -> bool:
+        """Map all of ``first`` to ``last`` to ``index`` if none of them has one yet; else do nothing and say so."""
+        at = (
+            bisect_right(self._firsts, last) - 1
+        )  # the last range that starts at or before the end of this one
+        if at >= 0 and self._lasts[at] >= first:
+            return False
+        self.add(first, index)
+        at = bisect_right(self._firsts, first) - 1
+        if last > self._lasts[at]:  # what follows, if it joined up, was there before
+            self._lasts[at] = last
+            right = at + 1
+            if (
+                right < len(self._firsts)
+                and self._firsts[right] == last + 1
+                and self._indices[right] == index
+            ):
+                self._lasts[at] = self._lasts[right]
+                del self._firsts[right], self._lasts[right], self._indices[right]
+        return True
 
     def append(self, first: int, last: int, index: int) -> None:
         if not 0 <= first <= last or index < 0 or (self._lasts and first <= self._lasts[-1]):

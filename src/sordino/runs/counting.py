@@ -10,8 +10,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
+from sordino.gate import Door
 from sordino.ledger import Account, BeyondCap, LedgerError, LedgerFile, ledger_of
 from sordino.privacy import price
+from sordino.privacy.wording import SEED_WARNING
 from sordino.privacy.renyi import rdp_of
 from sordino.runs.directory import ACCOUNT
 from sordino.runs.options import UNNAMED
@@ -21,7 +23,7 @@ from sordino.runs.recording import Recording
 from sordino.runs.writing import replace_file
 from sordino.terms import Terms
 
-_PAYMENTS = 50  # of a run: each pays for a fiftieth of its releases, ahead
+_PAYMENTS = 20  # of a run, as many as checkpoints: each pays for a twentieth of its releases, ahead
 
 
 @contextmanager
@@ -33,14 +35,17 @@ def counted(process: Process, plan: RunPlan, recording: Recording) -> Iterator[A
         yield None
         return
     ours = isinstance(ledger, LedgerFile)
-    account = _reserved(ledger, process, plan, recording) if isinstance(ledger, LedgerFile) else ledger
+    if isinstance(ledger, LedgerFile):
+        account = _reserved(ledger, process, plan, recording)
+    else:
+        account = _given(ledger, plan, recording)
     try:
         if ours:
             account.saw(lambda key: str(process.pins(key)["rows of the data"]))
         if process.door is None:
             account.spend("run", process.promise.planned)
         else:
-            process.door.payer = Payer(account, plan.terms)
+            process.door.payer = Payer(account, plan.terms, None if ours else process.door)
         yield account
     except BaseException:
         # What cannot be resumed is closed, and so is what has released nothing. The rest stays reserved.
@@ -52,12 +57,16 @@ def counted(process: Process, plan: RunPlan, recording: Recording) -> Iterator[A
 
 
 class Payer:
-    """Pays for the next releases before the first of them is made, a fiftieth of the plan at a time: what is in the
-    ledger is never less than what was released, and a run has few entries however many steps it takes."""
+    """Pays for the next releases before the first of them is made, a twentieth of the plan at a time: what is in the
+    ledger is never less than what was released, and a run has few entries however many steps it takes.
 
-    def __init__(self, account: Account, terms: Terms) -> None:
+    An account that several runs may pay from gets their keys apart, by the name under which the door charges: a resumed
+    run has the same one again, and no other has it.
+    """
+
+    def __init__(self, account: Account, terms: Terms, door: Door | None = None) -> None:
         assert terms.steps is not None
-        self._account, self._terms, self._paid = account, terms, 0
+        self._account, self._terms, self._door, self._paid = account, terms, door, 0
         self._ahead = math.ceil(terms.steps / _PAYMENTS)
 
     def __call__(self, step: int) -> None:
@@ -65,7 +74,8 @@ class Payer:
         if step < self._paid:
             return
         until = max(step + 1, min(step + self._ahead, self._terms.steps))
-        self._account.spend_all(dict(self._terms.charge(each) for each in range(self._paid, until)))
+        account = self._account if self._door is None else self._account.part(self._door.charged_as)
+        account.spend_all(dict(self._terms.charge(each) for each in range(self._paid, until)))
         self._paid = until
 
 
@@ -78,6 +88,18 @@ def _reserved(ledger: LedgerFile, process: Process, plan: RunPlan, recording: Re
     return _reserve(ledger, run, process, plan, recording.asked.accountant)
 
 
+def _given(account: Account, plan: RunPlan, recording: Recording) -> Account:
+    """An account of somebody else, after a check that it is one for such a run."""
+    account.check(None if plan.data == UNNAMED else plan.data, plan.unit)
+    noted, here = _read(recording), (account.run, account.identity)
+    if recording.saved is not None and noted is not None and noted != here:
+        raise ValueError(
+            "this run is counted elsewhere: give the ledger or the account that it was begun with"
+        )
+    _note(recording, *here)
+    return account
+
+
 def _reserve(ledger: LedgerFile, run: str, process: Process, plan: RunPlan, accountant: str) -> Account:
     try:
         return ledger.reserve(
@@ -88,6 +110,7 @@ def _reserve(ledger: LedgerFile, run: str, process: Process, plan: RunPlan, acco
             unit=plan.unit,
             delta=plan.delta,
             label=plan.label,
+            caveat=" ".join(filter(None, (plan.caveat, SEED_WARNING if plan.seeded else None))),
         )
     except BeyondCap as refused:
         raise LedgerError(f"{refused}{_what_fits(refused, plan, accountant)}") from refused
@@ -140,11 +163,15 @@ def _run_of(recording: Recording, ledger: LedgerFile) -> str:
         if idle and ledger.resume(run).is_open:
             ledger.close(run)  # of a process that was killed before it had released anything
     run = secrets.token_hex(8)
+    _note(recording, run, ledger.identity)
+    return run
+
+
+def _note(recording: Recording, run: str, identity: str) -> None:
     if recording.directory is not None:
         recording.directory.create()
-        note = json.dumps({"run": run, "ledger": ledger.identity})
+        note = json.dumps({"run": run, "ledger": identity})
         replace_file(recording.directory.path / ACCOUNT, note.encode(), mode=0o600)
-    return run
 
 
 def _refuse_uncounted(recording: Recording) -> None:

@@ -23,6 +23,7 @@ from sordino.noise import Streams
 from sordino.privacy import compose, event_from_json, event_to_json, price, repeat
 from sordino.privacy.certificate import epsilon_to_json, sordino_version
 from sordino.privacy.selection import Stopping
+from sordino.privacy.wording import SEED_WARNING
 from sordino.runs import Run, RunDirectory, claimed, delete_checkpoint
 from sordino.runs.options import UNNAMED, Options, RunOptions, taken
 from sordino.runs.resume import check_same_plan
@@ -260,6 +261,7 @@ def _counted(
         unit=unit,
         delta=plan.budget.delta,
         label=", ".join(names),
+        caveat=SEED_WARNING if standing.seeded else "",
     )
     try:
         yield account

@@ -129,7 +129,7 @@ def _their_selection(event: DpEvent, delta: float) -> float:
         raise _Cannot("it is for private selections")
     from scipy.optimize import minimize_scalar
 
-    run, mean, shape = selection.event, selection.mean, selection.shape
+    run, mean, shape = selection.event, float(selection.mean), float(selection.shape)
     _check_pld(run, delta / mean)
     accountant = dp.pld.PLDAccountant(_relation(run)).compose(run)
     first = float(accountant.get_epsilon(delta / mean))
