@@ -13,8 +13,8 @@ from dataclasses import replace
 from sordino.gate import Door
 from sordino.ledger import Account, BeyondCap, LedgerError, LedgerFile, ledger_of
 from sordino.privacy import price
-from sordino.privacy.wording import SEED_WARNING
 from sordino.privacy.renyi import rdp_of
+from sordino.privacy.wording import SEED_WARNING
 from sordino.runs.directory import ACCOUNT
 from sordino.runs.options import UNNAMED
 from sordino.runs.plan import RunPlan
