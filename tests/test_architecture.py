@@ -46,6 +46,7 @@ ORDER = [
     "training",
     "federated",
     "auditing",
+    "run_auditing",
     "recipes",
     "cli",
 ]

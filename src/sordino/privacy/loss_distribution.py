@@ -69,6 +69,11 @@ def pld_epsilon(event: DpEvent, delta: float, coarser: float = 1.0) -> float:
 
 @lru_cache(maxsize=64)
 def _epsilon_on_a_grid(parts: tuple[tuple[DpEvent, int], ...], delta: float, coarser: float) -> float:
+    return float(_composed(parts, coarser).get_epsilon_for_delta(delta))
+
+
+@lru_cache(maxsize=2)  # for those who ask at many deltas; it may have a million points
+def _composed(parts: tuple[tuple[DpEvent, int], ...], coarser: float) -> PrivacyLossDistribution:
     interval = coarser * _interval(compose([repeat(leaf, count) for leaf, count in parts]))
     sampled = [(leaf, count) for leaf, count in parts if not isinstance(leaf, dp.GaussianDpEvent)]
     plain = math.fsum(
@@ -82,7 +87,7 @@ def _epsilon_on_a_grid(parts: tuple[tuple[DpEvent, int], ...], delta: float, coa
     assert total is not None
     if plain > 0:
         total = total.compose(_of_one_step(1 / math.sqrt(plain), 1.0, interval))
-    return float(total.get_epsilon_for_delta(delta))
+    return total
 
 
 def _noise(leaf: DpEvent) -> float:
