@@ -48,6 +48,7 @@ ORDER = [
     "tuning",
     "federated",
     "auditing",
+    "run_auditing",
     "recipes",
     "cli",
 ]

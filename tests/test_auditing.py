@@ -141,7 +141,7 @@ def test_the_noise_of_a_tree_is_what_its_matrix_says(settings: dict[str, Any]) -
         method_named("dp-ftrl", settings), None, 1.0, 1e-5, 8, "example", False, None, None
     )
     thresholds = [1.0, 1.2, 0.7, 0.7, 1.5, 1.1, 1.0, 0.9]
-    matrix = noise_matrix(setting, thresholds)
+    matrix = noise_matrix(setting.terms, thresholds)
     size = 20_000
     releases = setting.method.noise.over(setting.sampling, UNITS, setting.calls)
     state, draw = releases.start(), GaussianNoise(Streams.from_seed(3))
@@ -162,7 +162,7 @@ def test_what_a_tree_shows_of_any_unit_is_paid_for(releases: int, efficient: boo
     """Exactly, from the noise of all releases together: mu^2 = m' Sigma^-1 m, whichever unit it is about."""
     method = method_named("dp-ftrl", {"efficient": efficient, "restart_every": restart})
     setting = auditing._setting(method, None, 1.0, 1e-5, releases, "example", False, None, None)
-    matrix = noise_matrix(setting, [1.0] * releases)
+    matrix = noise_matrix(setting.terms, [1.0] * releases)
     covariance, streams = matrix @ matrix.T, Streams.from_seed(1)
     batches = [setting.sampling.units(step, UNITS, streams) for step in range(releases)]
     moved = np.array([[float(unit in batch) for batch in batches] for unit in range(UNITS)])

@@ -232,6 +232,7 @@ def test_the_model_of_a_data_set_is_one_that_has_a_name(name: str) -> None:
         (["federate"], ["data sets", "algorithms", "servers", "local rules", "engines", "partitions", "participations",
                         "models", "accountants"]),
         (["audit", "gate"], []),
+        (["audit", "run"], ["data sets", "models", "algorithms", "partitions", "servers", "accountants"]),
         (["budget", "epsilon"], ["accountants"]),
     ],
     ids=" ".join,

@@ -68,6 +68,9 @@ if TYPE_CHECKING:
     from sordino.rates import Scheduled as Scheduled
     from sordino.rates import Tolerance as Tolerance
     from sordino.rates import Travel as Travel
+    from sordino.run_auditing import RunAudit as RunAudit
+    from sordino.run_auditing import audit_federation as audit_federation
+    from sordino.run_auditing import audit_run as audit_run
     from sordino.runs import Run as Run
     from sordino.runs import Seen as Seen
     from sordino.steps import Adam as Adam
@@ -133,6 +136,7 @@ _HOMES = {
     "Random": "sordino.data.partitions",
     "Released": "sordino.gate",
     "Run": "sordino.runs",
+    "RunAudit": "sordino.run_auditing",
     "Scaffold": "sordino.federated",
     "ScaffoldM": "sordino.federated",
     "Scheduled": "sordino.rates",
@@ -152,6 +156,8 @@ _HOMES = {
     "adadp": "sordino.methods",
     "adam": "sordino.methods",
     "adam_wosm": "sordino.methods",
+    "audit_federation": "sordino.run_auditing",
+    "audit_run": "sordino.run_auditing",
     "auto": "sordino.methods",
     "classification": "sordino.tasks",
     "dp_adam": "sordino.methods",

@@ -278,15 +278,15 @@ def _sampling(name: str, rate: float | None) -> Sampling:
     return sampling_named(name, max(1, round(rate * UNITS)), UNITS)
 
 
-def zeroed_out(sampling: Sampling, unit: int) -> Sampling:
-    """The same sampling, in which a unit's contribution is nothing: it is drawn as ever, and then left out.
+def zeroed_out(sampling: Sampling, these: int | npt.NDArray[np.int64]) -> Sampling:
+    """The same sampling, in which the contribution of some units is nothing: drawn as ever, and then left out.
 
     A row of zeros would not do: it still counts as one that is not clipped.
     """
 
     def units(step: int, n: int, source: Any) -> npt.NDArray[np.int64]:
         drawn = sampling.units(step, n, source)
-        left: npt.NDArray[np.int64] = drawn[drawn != unit]
+        left: npt.NDArray[np.int64] = drawn[~np.isin(drawn, these)]
         return left
 
     other = copy.copy(sampling)
@@ -447,16 +447,15 @@ def _tree_ratios(setting: _Setting, seen: _Seen) -> Array:
         if key not in matrices:
             if len(matrices) > 100:
                 matrices.clear()
-            matrices[key] = noise_matrix(setting, key)
+            matrices[key] = noise_matrix(setting.terms, key)
         moved = np.minimum(thresholds, pull) * np.array(turns)
         found.append(float(whitened_ratio(np.array(canary), moved, matrices[key])))
     return np.array(found)
 
 
-def noise_matrix(setting: _Setting, thresholds: Sequence[float]) -> Array:
+def noise_matrix(terms: Terms, thresholds: Sequence[float]) -> Array:
     """How the noise of each release [T] is made of independent normals [K]: asked of the mechanism itself."""
-    releases = setting.method.noise.over(setting.sampling, UNITS, setting.calls)
-    multiplier = releases.split(setting.noise_multiplier, [probe.multiplier for probe in setting.probes])
+    releases, multiplier = terms.releases, terms.own_multiplier
     state, recorder = releases.start(), _Recorder(len(thresholds))
     rows = []
     for step, threshold in enumerate(thresholds):

@@ -106,20 +106,20 @@ def train(
     with recorded(asked, model) as recording:
         microbatch = recording.chosen("microbatch", microbatch)
         engine = Engine(model, task.per_example, microbatch=microbatch, keep_loss=asked.show_unprotected)
-        plan = _plan(method, members, epochs, batch_size, sampling, recording, len(engine.vector))
+        plan = planned_descent(method, members, epochs, batch_size, sampling, recording, len(engine.vector))
         gate = ExampleGate(engine, examples, members, plan.terms, recording.streams, template=template)
         descent = Descent(
             gate,
             plan,
             Spending(plan.terms, plan.delta, asked.accountant),
-            pins=partial(_pins, examples, members, engine),
+            pins=partial(pins_of, examples, members, engine),
             measure=None if asked.test is None else partial(evaluate, model, task, asked.test),
             public_loss=public_loss,
         )
         return conduct(descent, plan, recording)
 
 
-def _plan(
+def planned_descent(
     method: Method,
     members: Members,
     epochs: float | None,
@@ -207,7 +207,7 @@ def _noised(method: Method, terms: Terms, asked: Options) -> tuple[Terms, float 
     return terms, None
 
 
-def _pins(examples: Examples, members: Members, engine: Engine, key: bytes) -> Mapping[str, Any]:
+def pins_of(examples: Examples, members: Members, engine: Engine, key: bytes) -> Mapping[str, Any]:
     groups = members.groups
     return {
         "rows of the data": examples.fingerprint(key),

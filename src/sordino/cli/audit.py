@@ -1,12 +1,12 @@
-"""`sordino audit`: what an adversary can prove about epsilon. Rows are made up, so no data is touched."""
+"""`sordino audit`: what an adversary can prove about epsilon. `gate` makes up its rows; `run` has its own file."""
 
 from __future__ import annotations
 
-from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from sordino.cli.audit_run import Unit, run
 from sordino.cli.common import budget_of, parsed_settings
 from sordino.cli.options import AsJson
 from sordino.named import METHODS, SAMPLINGS
@@ -18,19 +18,10 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     name="audit",
-    help="An empirical lower bound on epsilon, beside what is claimed. No data needed, no privacy spent.",
+    help="An empirical lower bound on epsilon, beside what is claimed: of the gate, or of a run.",
     no_args_is_help=True,
 )
-
-
-@app.callback()
-def _more_than_one() -> None:
-    """An empirical lower bound on epsilon, beside what is claimed. No data needed, no privacy spent."""
-
-
-class Unit(StrEnum):
-    example = "example"
-    user = "user"
+app.command()(run)
 
 
 @app.command()
@@ -71,7 +62,8 @@ def gate(
     seed: Annotated[int | None, typer.Option(help="The same runs again; by default fresh ones.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Runs on two made-up neighbours: the claim stands (exit code 0), or a lower bound exceeds it (exit code 2)."""
+    """Many runs on two made-up neighbours, no data needed: the claim stands (exit code 0), or a lower bound exceeds it
+    (exit code 2)."""
     budget = budget_of(epsilon, delta, noise_multiplier)
     chosen = parsed_settings(settings or [])
 

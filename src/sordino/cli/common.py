@@ -217,12 +217,12 @@ def promised_lines(run: Run, spent_by: str) -> Lines:
     yield "unit", f"one {summary['unit']} of {summary['n']}; relation: {summary['relation']}"
     noise = f"noise multiplier {summary['noise_multiplier']:.4f}, accountant {summary['accountant']}"
     yield "spent by", f"{spent_by}, {noise}"
-    yield ("counted", _counted(summary["ledger"]))
+    yield ("counted", counted_line(summary["ledger"]))
     if summary["seeded"]:
         yield "seeded", "a known seed voids the guarantee: for experiments only"
 
 
-def _counted(ledger: dict[str, Any] | None) -> str:
+def counted_line(ledger: dict[str, Any] | None) -> str:
     if ledger is None:
         return "in no ledger: give --ledger FILE, or set SORDINO_LEDGER"
     return f"in the ledger, on {ledger['data']!r} as run {ledger['run']}"

@@ -93,7 +93,7 @@ def federate(
     check_chance(seed, secure)
     if resume and out is None:
         raise ValueError("--resume needs the directory of the run: give it as --out")
-    parts = _parts(parsed_settings(settings or []), algorithm, local, server, private)
+    parts = parts_of(parsed_settings(settings or []), algorithm, local, server, private)
 
     from sordino.federated import Conditions
     from sordino.federated import federate as run_federation
@@ -104,7 +104,7 @@ def federate(
     spec = model or default_model(loaded.name, loaded.input_shape)
     network = initial_model(spec, loaded, seed)
     folder = run_folder(out, loaded.name)
-    dealt = _partition(partition, loaded)
+    dealt = partition_of(partition, loaded)
     there = _clients(clients, dealt, holdout)
     per_round = min(10, there) if per_round is None else per_round
     recorded: dict[str, Any] = {
@@ -129,7 +129,7 @@ def federate(
     run_and_show(folder, as_json, run, _lines)
 
 
-def _parts(
+def parts_of(
     chosen: dict[str, Any], algorithm: str | None, local: str, server: str | None, private: bool
 ) -> dict[str, Any]:
     """What the settings are settings of; each part takes its own, and the algorithm those that are left."""
@@ -232,7 +232,7 @@ def _algorithm(name: str, server: str | None, chosen: dict[str, Any], private: b
     return algorithm_named(name, chosen)
 
 
-def _partition(text: str | None, loaded: Loaded) -> Partition | str:
+def partition_of(text: str | None, loaded: Loaded) -> Partition | str:
     from sordino.data.partitions import Natural
 
     if text == "natural" or (text is None and loaded.users is not None):

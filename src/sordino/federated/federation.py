@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from contextlib import ExitStack
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from typing import Any, Unpack
 
 from torch import nn
@@ -109,14 +109,57 @@ def federate(
     >>> run.epsilon, len(run.history)
     (inf, 2)
     """
-    asked, training, promised, means = taken(options, federate, Options, LocalTraining, UserPrivacy, Means)
-    asked = asked if observe is None else replace(asked, callbacks=(*asked.callbacks, observe))
+    given = Given(*taken(options, federate, Options, LocalTraining, UserPrivacy, Means))
+    if observe is not None:
+        asked = replace(given.asked, callbacks=(*given.asked.callbacks, observe))
+        given = replace(given, asked=asked)
+    who = Clients(data, partition, clients, holdout, per_round, participation)
+    with begun(model, loss, who, rounds, algorithm, given) as (process, plan, recording):
+        return conduct(process, plan, recording)
+
+
+@dataclass(frozen=True, eq=False)
+class Given:
+    """The keywords of `federate` that others have too, checked."""
+
+    asked: Options
+    training: LocalTraining
+    promised: UserPrivacy
+    means: Means
+
+
+@dataclass(frozen=True, eq=False)
+class Clients:
+    """Who trains, as `federate` is told."""
+
+    data: Any
+    partition: Partition | Sequence[Rows] | str = "iid"
+    clients: int | None = None
+    holdout: int = 0
+    per_round: int = 10
+    participation: Sampling | None = None
+
+
+@contextmanager
+def begun(
+    model: nn.Module,
+    loss: Loss | Task,
+    who: Clients,
+    rounds: int,
+    algorithm: Algorithm | str | None,
+    given: Given,
+    but: Callable[[Sampling], Sampling] | None = None,
+) -> Iterator[tuple[Rounds, FederationPlan, Recording]]:
+    """All that a federation needs but for being conducted. ``but`` leaves clients out at the door, for an audit."""
+    asked, training, promised, means = given.asked, given.training, given.promised, given.means
     refuse(model)  # before any data is touched
     task, private = as_task(loss), asked.wants_privacy
     algorithm = _algorithm(algorithm, private)
     _check(rounds, algorithm, training, promised, asked)
     with recorded(asked, model) as recording, ExitStack() as stack:
-        population, tuning = population_of(data, partition, clients, holdout, recording.streams)
+        population, tuning = population_of(
+            who.data, who.partition, who.clients, who.holdout, recording.streams
+        )
         typical = promised.public_examples or float(round(population.mean_examples))
         training.check(typical)
         federation = Federation(
@@ -131,16 +174,17 @@ def federate(
             typical,
             private,
         )
-        terms, delta, wanted = _terms(federation, rounds, per_round, participation, promised, asked)
+        terms, delta, wanted = _terms(federation, rounds, who.per_round, who.participation, promised, asked)
         expected = terms.expected_batch if wanted is None else float(wanted)
         machinery = machinery_for(federation, recording, expected)
-        plan = _plan(federation, terms, delta, expected, described_partition(partition), machinery, recording)
+        partition = described_partition(who.partition)
+        plan = _plan(federation, terms, delta, expected, partition, machinery, recording)
         store = client_store(means.store, algorithm, plan.parameters, recording.checkpoint_folder, stack)
         simulate = machinery.simulator(federation, store, recording.streams, wanted, stack)
         promise = Spending(terms, delta, asked.accountant) if private else NothingPromised()
-        aggregate = _aggregate(simulate, plan, recording.streams)
+        aggregate = _aggregate(simulate, plan, recording.streams, but)
         process = Rounds(federation, plan, promise, aggregate, store, recording, machinery.workers)
-        return conduct(process, plan, recording)
+        yield process, plan, recording
 
 
 def _algorithm(given: Algorithm | str | None, private: bool) -> Algorithm:
@@ -244,8 +288,15 @@ def _plan(
     )
 
 
-def _aggregate(simulate: Simulator, plan: FederationPlan, streams: Streams) -> Aggregate:
+def _aggregate(
+    simulate: Simulator,
+    plan: FederationPlan,
+    streams: Streams,
+    but: Callable[[Sampling], Sampling] | None,
+) -> Aggregate:
     terms, names = plan.terms, plan.algorithm.sent_vectors
+    if but is not None:
+        terms = replace(terms, sampling=but(terms.sampling))
     if plan.private:
         return PrivateMean(UserGate(simulate, names, plan.parameters, terms, streams))
     return OpenMean(simulate, terms.sampling, terms.units, plan.parameters)
