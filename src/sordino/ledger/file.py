@@ -28,7 +28,9 @@ from sordino.ledger.chain import (
 )
 
 VERSION = 1
-_PATIENCE = 60.0  # seconds that a writer waits for the others
+_PATIENCE = (
+    300.0  # seconds that a writer waits for the others: whoever verifies a large ledger reads for a while
+)
 _TABLES = """
 CREATE TABLE entries (
     number INTEGER PRIMARY KEY, kind TEXT NOT NULL, data TEXT, run TEXT, body TEXT NOT NULL, price BLOB,
