@@ -97,7 +97,7 @@ def verify(
     >>> try:
     ...     verify(run.certificate)
     ... except ValueError as error:
-    ...     print(str(error)[:52])
+    ...     print(str(error)[:53])
     the certificate does not hold: its digest is not that
     """
     file: Path | None = None
