@@ -136,7 +136,7 @@ def test_profiles_give_less_than_renyi_and_more_than_one_run(shape: float, run: 
 def test_the_price_by_profiles_holds_for_gaussian_runs(shape: float, noise: float, mean: float) -> None:
     """One run shows a normal, which is its own score, good or bad: delta of the winner by integration."""
     event = repeat_and_select(gaussian(noise), mean, shape)
-    y = np.linspace(-12 * noise, 1 + 12 * noise, 200_001)
+    y = np.linspace(-12 * noise, 1 + 12 * noise, 20_001)
     step = y[1] - y[0]
     for delta in (1e-6, 1e-3, 0.05):
         epsilon = price(event, delta, "pld").epsilon

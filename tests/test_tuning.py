@@ -303,6 +303,18 @@ def test_how_many_runs_there_were_shows_nowhere(
     assert seen[0] == seen[1]
 
 
+def test_nobody_hears_that_a_candidate_diverged(
+    toy: tuple[Tensor, Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Stopping, "runs", lambda *_: 2)
+    over = {"learning_rate": [3.3e38]}
+    with pytest.warns(UserWarning, match="diverged"):
+        tuned(toy, over=over, epochs=20)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        tuned(toy, over=over, epochs=20, stopping=Stopping(2.0))
+
+
 def test_losers_are_deleted_and_the_best_is_sealed(
     toy: tuple[Tensor, Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -52,9 +53,9 @@ class Stopping:
                 f"the shape is 0 (logarithmic), 1 (geometric), between, above, or inf (Poisson), not {self.shape!r}"
             )
 
-    @property
+    @cached_property
     def gamma(self) -> float:
-        """The parameter of the truncated negative binomial: for the geometric distribution, that a run is the last."""
+        """The parameter of the distribution; of a geometric one, the probability that a run is the last."""
         return gamma_of(self.mean, self.shape)
 
     @property
