@@ -79,8 +79,25 @@ def test_runs_drawn_are_distributed_as_said(shape: float) -> None:
     assert abs(np.mean(drawn) - 5) < 0.35
 
 
+@pytest.mark.parametrize("shape", [1e-6, 1e-3, 300.0, 1e4])
+@pytest.mark.parametrize("mean", [1.2, 30.0, 3000.0])
+def test_extreme_shapes_are_drawn_as_they_are_priced(shape: float, mean: float) -> None:
+    stopping, most = Stopping(mean, shape), round((400 if mean < 100 else 60) * mean) + 200
+    probabilities = np.array([stopping.probability(k) for k in range(most)])
+    assert probabilities.sum() == pytest.approx(1, abs=1e-2 if shape < 1 and mean > 100 else 1e-8)
+    assert mean_of(stopping.gamma, shape) == pytest.approx(mean, rel=1e-9)
+    assert stopping.runs(0.5) <= 3 * mean
+
+
+@pytest.mark.parametrize("event", [gaussian(1e9), repeat(poisson_gaussian(20.0, 1e-8), 10)])
+def test_what_costs_next_to_nothing_has_a_price_too(event: DpEvent) -> None:
+    for shape in SHAPES:
+        assert 0 <= price(repeat_and_select(event, 5.0, shape), 1e-6, "rdp").epsilon < 0.1
+
+
 @pytest.mark.parametrize(
-    ("mean", "shape"), [(0.5, 1.0), (math.nan, 1.0), (5, -1.0), (5, math.nan), (1e9, 1.0)]
+    ("mean", "shape"),
+    [(0.5, 1.0), (math.nan, 1.0), (5, -1.0), (5, math.nan), (1e9, 1.0), (5, 1e14), (5, 1e-9)],
 )
 def test_numbers_of_runs_that_cannot_be_are_refused(mean: float, shape: float) -> None:
     with pytest.raises(ValueError, match=r"runs|shape"):

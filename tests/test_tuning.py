@@ -137,6 +137,16 @@ def test_candidates_of_a_selection_must_cost_the_same(toy: tuple[Tensor, Tensor]
     assert len(tuned(toy, over={"batch_size": [6, 12]}).summary["tuning"]["table"]) == 2
 
 
+def test_candidates_that_cost_the_same_at_other_noise_only_are_refused() -> None:
+    """A count of a quantile has noise of at least a twentieth of the batch: alike at noise 1, and not below."""
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randn(1240, 10, generator=generator), torch.randint(3, (1240,), generator=generator)
+    keywords: dict[str, Any] = {"method": "dp-ftrl", "settings": {"target_quantile": 0.5}, "epochs": 1}
+    keywords |= {"over": {"batch_size": [19, 10]}, "stopping": Stopping(2.0), "budget": (30.0, 1e-5)}
+    with pytest.raises(ValueError, match="do not cost the same"):
+        tuned(rows, **keywords, batch_size=None)
+
+
 def test_the_best_score_wins(toy: tuple[Tensor, Tensor]) -> None:
     run = tuned(toy, score_is_public=True, budget=(50.0, 1e-3))
     table = run.summary["tuning"]["table"]

@@ -41,6 +41,7 @@ from sordino.methods import Method, method_named
 from sordino.noise import Streams
 from sordino.privacy import Guarantee
 from sordino.privacy.audit import Array, gaussian_ratio, sampled_ratio
+from sordino.privacy.loss_distribution import SMALLEST_DELTA
 from sordino.privacy.one_run import LEAST_CANARIES, Coins, OneRun, check_confidence, one_run
 from sordino.registry import is_whole, said
 from sordino.runs import Run
@@ -352,6 +353,10 @@ def _check_claim(plan: RunPlan) -> None:
         )
     if not plan.terms.multiplier or plan.delta is None:
         raise ValueError("without noise nothing is claimed: give a budget, or a noise multiplier above 0")
+    if plan.delta < SMALLEST_DELTA:
+        raise ValueError(
+            f"an audit cannot judge a claim at so small a delta: take one of {SMALLEST_DELTA:g} at least"
+        )
 
 
 def _pull(clip: Any) -> float:

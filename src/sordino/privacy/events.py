@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 
 LEAST, MOST = 1e-9, 1e12  # noise multipliers that can be priced
 LARGEST_MEAN = 1e6  # number of runs of a selection
+_SHAPES = (
+    1e-6,
+    1e4,
+)  # of their distribution, besides 0 and infinity: beyond, floats do not draw what is priced
 
 
 def gaussian(noise_multiplier: float) -> DpEvent:
@@ -97,15 +101,23 @@ def repeat_and_select(event: DpEvent, mean: float, shape: float) -> DpEvent:
 
     See `sordino.privacy.selection`: a shape of 1 is geometric, 0 logarithmic, infinity Poisson.
     """
-    if not 1 <= mean <= LARGEST_MEAN or not shape >= 0:
-        raise ValueError(
-            f"a selection has a mean number of runs from 1 on and a shape from 0 on, not {mean}, {shape}"
-        )
+    if not 1 <= mean <= LARGEST_MEAN:
+        raise ValueError(f"a selection has a mean number of runs from 1 to {LARGEST_MEAN:g}, not {mean}")
+    check_shape(shape)
     if any(isinstance(leaf, dp.RepeatAndSelectDpEvent) for leaf, _ in leaves(event)):
         raise ValueError("a selection among selections has no price here: select once")
     if any(isinstance(leaf, dp.NonPrivateDpEvent) for leaf, _ in leaves(event)):
         return dp.NonPrivateDpEvent()
     return dp.RepeatAndSelectDpEvent(event, float(mean), float(shape))
+
+
+def check_shape(shape: float) -> None:
+    """Raise unless it is one with which the number of runs of a selection can be drawn as it is priced."""
+    if not (shape in (0, math.inf) or _SHAPES[0] <= shape <= _SHAPES[1]):
+        raise ValueError(
+            f"the shape of a selection is 0 (logarithmic), 1 (geometric), inf (Poisson), or from {_SHAPES[0]:g} to "
+            f"{_SHAPES[1]:g}, not {shape!r}"
+        )
 
 
 def leaves(event: DpEvent) -> list[tuple[DpEvent, int]]:

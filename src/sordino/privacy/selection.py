@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sordino.privacy import dp
-from sordino.privacy.events import LARGEST_MEAN, repeat_and_select
+from sordino.privacy.events import LARGEST_MEAN, check_shape, repeat_and_select
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     Vector = NDArray[np.float64]
 
 GEOMETRIC, LOGARITHMIC, POISSON = 1.0, 0.0, math.inf
+_LEAST_RDP = 1e-15  # below, dp-accounting takes the logarithm of nothing
 
 
 @dataclass(frozen=True)
@@ -48,10 +49,7 @@ class Stopping:
     def __post_init__(self) -> None:
         if not 1 <= self.mean <= LARGEST_MEAN:
             raise ValueError(f"the mean number of runs is from 1 to {LARGEST_MEAN:g}, not {self.mean!r}")
-        if not self.shape >= 0:
-            raise ValueError(
-                f"the shape is 0 (logarithmic), 1 (geometric), between, above, or inf (Poisson), not {self.shape!r}"
-            )
+        check_shape(self.shape)
 
     @cached_property
     def gamma(self) -> float:
@@ -78,8 +76,9 @@ class Stopping:
         if self.shape == LOGARITHMIC:
             return math.exp(runs * math.log1p(-self.gamma)) / (runs * -math.log(self.gamma))
         ways = math.lgamma(runs + self.shape) - math.lgamma(runs + 1) - math.lgamma(self.shape)
-        whole = math.expm1(-self.shape * math.log(self.gamma))
-        return math.exp(runs * math.log1p(-self.gamma) + ways) / whole
+        exponent = -self.shape * math.log(self.gamma)
+        whole = exponent + math.log(-math.expm1(-exponent))  # log(gamma^-shape - 1), which may be huge
+        return math.exp(runs * math.log1p(-self.gamma) + ways - whole)
 
     def runs(self, uniform: float) -> int:
         """K, for a number drawn uniformly from [0, 1)."""
@@ -157,7 +156,8 @@ def selected_rdp(orders: Vector, rdp: Vector, mean: float, shape: float) -> Vect
     """
     if shape == POISSON:
         delta_of = dp.rdp.rdp_privacy_accountant.compute_delta
-        deltas = np.array([delta_of(orders, rdp, math.log1p(1 / (order - 1)))[0] for order in orders])
+        some = np.maximum(rdp, _LEAST_RDP)
+        deltas = np.array([delta_of(orders, some, math.log1p(1 / (order - 1)))[0] for order in orders])
         poisson: Vector = rdp + mean * deltas + math.log(mean) / (orders - 1)
         return poisson
     constant = (1 + shape) * np.min((1 - 1 / orders) * rdp - math.log(gamma_of(mean, shape)) / orders)

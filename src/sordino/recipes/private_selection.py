@@ -18,7 +18,7 @@ import numpy.typing as npt
 from matplotlib.figure import Figure
 
 from sordino.methods import method_named
-from sordino.privacy import Budget, noise_for, price, show_epsilon
+from sordino.privacy import Budget, gaussian, noise_for, price, show_epsilon
 from sordino.privacy.selection import Stopping, liu_talwar
 from sordino.recipes import show
 from sordino.recipes.frame import Contestant, Job, Report, Result, Run, Study, recipe, results_of
@@ -89,6 +89,11 @@ def base_budget(gamma: float) -> Budget:
     return Budget(EPSILON / 3 - beside, beside**2 / 2)
 
 
+def score_noise(judges: int, budget: Budget) -> float:
+    """The noise multiplier of a score: as `sordino tune` has it, and no less than what one run may spend."""
+    return max(4.0, math.sqrt(judges) / 2, noise_for(budget, gaussian, "rdp"))
+
+
 # Selections -----------------------------------------------------------------------------------------------------
 
 
@@ -157,15 +162,17 @@ def selection(run: Run, quick: bool) -> Report:
     jobs = {name: setting.candidates(name, noise) for name, noise in noises.items()}
     found = results_of(run, jobs | {who: setting.single(who) for who in ("adadp", "auto")})
     judges = found["auto"][0]["judges"]
-    noise = max(4.0, math.sqrt(judges) / 2) / judges  # of a score, as `sordino tune` has it
+    multiplier = score_noise(judges, budget)
+    noise = multiplier / judges
     selections = {gamma: simulated(found["by the theorem"], gamma, noise) for gamma in GAMMAS}
     rows = [
         _row("ADADP, one run", _tests(found["adadp"]), np.ones(1), EPSILON, SAID["printed.adadp"]),
         _row("our default, one run", _tests(found["auto"]), np.ones(1), EPSILON, None),
     ]
     for gamma, *printed in SAID["printed.rows"]:
-        event = Stopping(1 / gamma).select(setting.cost(noises["by the theorem"]))
-        today = price(event, DELTA).epsilon
+        # A row is trained on or scored on: whichever of the two costs more counts.
+        both = setting.cost(noises["by the theorem"]), gaussian(multiplier)
+        today = max(price(Stopping(1 / gamma).select(each), DELTA).epsilon for each in both)
         rows.append(_row(f"Liu and Talwar, gamma {gamma:g}", *selections[gamma], today, printed))
     won = simulated(found["by profiles"], 1 / MEAN, noise)
     rows.append(_row(f"the same, gamma {1 / MEAN:g}, priced by profiles", *won, EPSILON, None))

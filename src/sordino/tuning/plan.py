@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -89,7 +90,7 @@ def planned(
         for each in candidates
     )
     if stopping is not None:
-        _check_alike(candidates, outlines)
+        _check_alike(candidates, outlines, 1.0)  # what can be seen before the search
 
     def event_with(multiplier: float) -> DpEvent:
         return _event(outlines, score, stopping, multiplier)
@@ -97,7 +98,8 @@ def planned(
     multiplier = noise_for(budget, event_with, accountant)
     releases = sum(each.terms.steps or 0 for each in outlines)
     if stopping is not None:
-        releases = round(releases / len(outlines) * max(100.0, 20 * stopping.mean))  # all that can come
+        _check_alike(candidates, outlines, multiplier)  # probes may follow the noise
+        releases = math.ceil(releases / len(outlines) * stopping.mean)
     check_reach(gaussian.REACH, multiplier, releases, budget.delta)
     for each in outlines:
         each.method.step.check(multiplier)
@@ -121,10 +123,10 @@ def _run(outline: Outline, score: Score, multiplier: float) -> DpEvent:
     return trained if score.event is None else compose([trained, score.event])
 
 
-def _check_alike(candidates: tuple[Candidate, ...], outlines: tuple[Outline, ...]) -> None:
+def _check_alike(candidates: tuple[Candidate, ...], outlines: tuple[Outline, ...], multiplier: float) -> None:
     """A selection repeats one mechanism, so all candidates have to cost the same."""
     costs: Mapping[str, str] = {
-        each.said: str(event_to_json(outline.terms.cost_with(1.0)))
+        each.said: str(event_to_json(outline.terms.cost_with(multiplier)))
         for each, outline in zip(candidates, outlines, strict=True)
     }
     first = next(iter(costs))
