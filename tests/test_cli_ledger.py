@@ -312,7 +312,14 @@ def test_a_run_of_the_command_line_is_counted_or_refused(
     assert sordino(monkeypatch, *short, "--epsilon", "1.5") == 0
     counted = json.loads(capsys.readouterr().out)["ledger"]
     head = LedgerFile("ledger.db").verify()
-    assert counted == {"data": "digits", "run": counted["run"], "length": head.length, "head": head.digest}
+    where = {"file": "ledger.db", "capped": True}
+    assert counted == {
+        "data": "digits",
+        "run": counted["run"],
+        **where,
+        "length": head.length,
+        "head": head.digest,
+    }
     assert sordino(monkeypatch, *short, "--epsilon", "1.5") == 2
     line = capsys.readouterr().err.strip().splitlines()[-1]
     assert line.startswith(

@@ -24,7 +24,7 @@ def test_a_grid_ends_with_a_table_of_candidates(here: Path, monkeypatch: Any, ca
         "candidates/2",
         "best",
         "noisy; covered by the guarantee",
-        "example of 1150",
+        "example of 1437",
     ):
         assert words in out
     assert "spent by           2 candidates and their scores" in out

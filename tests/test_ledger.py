@@ -521,7 +521,8 @@ def test_a_run_is_counted_with_all_its_events(
     assert record.unit == "example"
     assert price(record.event, 1e-3, "rdp").epsilon == pytest.approx(run.epsilon, rel=1e-12)
     head = book.verify()
-    assert run.summary["ledger"] == {"data": "toy", "run": record.run, **head.to_json()}
+    where = {"file": book.path.name, "capped": False}
+    assert run.summary["ledger"] == {"data": "toy", "run": record.run, **where, **head.to_json()}
     assert book.holds(head.length, head.digest)
     assert not book.holds(head.length, "0" * 64)
     assert not (tmp_path / "run" / ".account.json").exists()

@@ -318,6 +318,7 @@ def test_a_cap_refuses_an_audit_before_a_row_is_read(tmp_path: Path, monkeypatch
         ({"see": "everything"}, "releases, model, loss"),
         ({"confidence": 1.5}, "confidence"),
         ({"noise_multiplier": 0.0}, "nothing is claimed"),
+        ({"delta": 1e-13}, "so small a delta"),
         ({"sampling": "shuffled-as-poisson"}, "nothing to audit"),
         ({"out": "somewhere"}, "leave out out"),
         ({"see": "loss", "rows": (torch.zeros(3, 4), torch.zeros(3))}, "one for each of the 600"),

@@ -38,6 +38,7 @@ def model() -> nn.Module:
 
 def tuned(toy: tuple[Tensor, Tensor], **given: Any) -> Run:
     usual: dict[str, Any] = {"over": RATES, "score": toy, "method": "dp-sgd", "budget": (3.0, 1e-3)}
+    warnings.filterwarnings("ignore", "scores on so few rows")  # there are sixty
     usual |= {"epochs": 2, "batch_size": 12, "accountant": "rdp", "progress": False, "seed": 5}
     return tune(model(), cross_entropy, toy, **usual | given)
 
@@ -167,7 +168,6 @@ def test_the_best_score_wins(toy: tuple[Tensor, Tensor]) -> None:
         ({"score": (torch.zeros(5, 4), torch.zeros(5).long())}, "score cannot be computed"),
         ({"worth": lambda scores, targets: scores}, "one number from 0 to 1"),
         ({"resume": True}, "give its directory"),
-        ({"budget": (1e-4, 1e-3)}, "no amount of noise"),
     ],
 )
 def test_bad_calls_are_one_line_before_anything_is_spent(
@@ -259,6 +259,52 @@ def test_a_row_that_cannot_be_computed_is_worth_nothing_and_moves_no_other(
     right[[5, 9]] = False
     score = Score((broken, targets), as_task(cross_entropy), public=True)
     assert score.of(network, Streams.from_seed(0), 0) == pytest.approx(float(right.double().mean()))
+
+
+def r_squared(scores: Tensor, targets: Tensor) -> Tensor:
+    """What looks at all rows of a batch."""
+    right = (scores.argmax(1) == targets).double()
+    return right - right.mean() + 0.5
+
+
+def only_some(scores: Tensor, targets: Tensor) -> Tensor:
+    return (scores.argmax(1) == targets)[targets != -100]
+
+
+def test_a_worth_that_looks_at_other_rows_is_refused(toy: tuple[Tensor, Tensor]) -> None:
+    with pytest.raises(ValueError, match="must not look at other examples"):
+        tuned(toy, worth=r_squared)
+
+
+def test_a_row_for_which_worth_gives_nothing_is_worth_nothing(toy: tuple[Tensor, Tensor]) -> None:
+    inputs, targets = toy[0], toy[1].clone()
+    network = model()
+    right = network(inputs).argmax(1) == targets
+    targets[[4, 30]] = -100
+    right[[4, 30]] = False
+    score = Score((inputs, targets), as_task(cross_entropy), worth=only_some, public=True)
+    assert score.of(network, Streams.from_seed(0), 0) == pytest.approx(float(right.double().mean()))
+
+
+@pytest.mark.parametrize("stopping", [None, Stopping(5.0)], ids=["grid", "selection"])
+def test_scores_cost_a_quarter_of_the_budget_at_most(
+    toy: tuple[Tensor, Tensor], stopping: Stopping | None
+) -> None:
+    with pytest.warns(UserWarning, match="noise of .* points"):
+        run = tune(
+            model(), cross_entropy, toy, over=RATES, score=toy, method="dp-sgd", budget=(0.5, 1e-3), epochs=1,
+            accountant="rdp", progress=False, seed=1, stopping=stopping,
+        )  # fmt: skip
+    one = gaussian(run.summary["tuning"]["score"]["noise_multiplier"])
+    scores = repeat(one, 3) if stopping is None else stopping.select(one)
+    assert 0.12 < price(scores, 1e-3, "rdp").epsilon <= 0.125
+
+
+def test_who_chooses_is_promised_something_too(toy: tuple[Tensor, Tensor]) -> None:
+    judges = toy[0][:20] + 1, toy[1][:20]
+    assert tuned(toy, score=judges).certificate["guarantee"]["units"] == 80
+    assert tuned(toy).certificate["guarantee"]["units"] == 60
+    assert tuned(toy, score=judges, score_is_public=True).certificate["guarantee"]["units"] == 60
 
 
 def test_a_tuning_by_users_scores_users(toy: tuple[Tensor, Tensor]) -> None:
@@ -498,6 +544,9 @@ def test_a_candidate_interrupted_in_the_middle_goes_on(
         ({"budget": (2.0, 1e-3)}, "budget"),
         ({"stopping": Stopping(3.0)}, "protocol"),
         ({"score": (torch.ones(60, 10), torch.zeros(60).long())}, "rows of the score"),
+        ({"settings": {"threshold": 50.0}}, "methods"),
+        ({"worth": lambda scores, targets: scores.argmax(1) != targets}, "model or loss"),
+        ({"groups": torch.arange(60) // 2, "score_groups": torch.arange(60) // 2}, "groups"),
     ],
 )
 def test_another_tuning_is_not_resumed(
@@ -523,6 +572,72 @@ def test_a_complete_tuning_is_not_resumed_nor_overwritten(toy: tuple[Tensor, Ten
         tuned(toy, out=tmp_path / "run")
     with pytest.raises(ValueError, match=r"nothing to resume|no interrupted"):
         abandon(tmp_path / "run")
+
+
+def test_other_users_are_another_tuning(
+    toy: tuple[Tensor, Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    users, others = torch.arange(60) // 3, torch.arange(60) % 20
+    with monkeypatch.context() as patch:
+        interrupted(patch, "trained", 1, False)
+        with pytest.raises(_Interrupted):
+            tuned(toy, out=tmp_path / "run", groups=users, score_groups=users)
+    with pytest.raises(ValueError, match="groups"):
+        tuned(toy, out=tmp_path / "run", groups=others, score_groups=users, resume=True)
+    with pytest.raises(ValueError, match="groups of the score"):
+        tuned(toy, out=tmp_path / "run", groups=users, score_groups=others, resume=True)
+
+
+def test_a_grid_leaves_no_key_and_one_certificate(
+    toy: tuple[Tensor, Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed after a candidate's run.json and before its checkpoint was deleted."""
+    with monkeypatch.context() as patch:
+        patch.setattr("sordino.runs.closing.delete_checkpoint", lambda _: None)
+        interrupted(patch, "scored", 1, True)
+        with pytest.raises(_Interrupted):
+            tuned(toy, out=tmp_path / "run")
+    assert (tmp_path / "run/candidates/1").exists()
+    tuned(toy, out=tmp_path / "run", resume=True)
+    names = [path.relative_to(tmp_path / "run").as_posix() for path in (tmp_path / "run").rglob("*")]
+    assert not [name for name in names if "checkpoint" in name]
+    assert [name for name in names if name.endswith("certificate.json")] == ["certificate.json"]
+
+
+def test_a_candidate_that_was_put_there_is_not_taken_for_ours(
+    toy: tuple[Tensor, Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from sordino.training import train
+
+    with monkeypatch.context() as patch:
+        interrupted(patch, "trained", 1, True)
+        with pytest.raises(_Interrupted):
+            tuned(toy, out=tmp_path / "run")
+    without_noise: dict[str, Any] = {
+        "noise_multiplier": 0.0,
+        "epochs": 2,
+        "batch_size": 12,
+        "progress": False,
+    }
+    train(model(), cross_entropy, toy, method="dp-sgd", out=tmp_path / "run/candidates/1", **without_noise)
+    with pytest.raises(ValueError, match="not hold the candidate"):
+        tuned(toy, out=tmp_path / "run", resume=True)
+
+
+def test_what_is_finished_but_for_its_last_file_is_not_abandoned(
+    toy: tuple[Tensor, Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr("sordino.tuning.closing.forget_candidates_keys", interrupt)
+        with pytest.raises(_Interrupted):
+            tuned(toy, out=tmp_path / "run", stopping=Stopping(2.0))
+    with pytest.raises(ValueError, match="finished but for its last file"):
+        abandon(tmp_path / "run")
+    assert tuned(toy, out=tmp_path / "run", stopping=Stopping(2.0), resume=True).epsilon <= 3
+
+
+def interrupt(*_: Any) -> None:
+    raise _Interrupted
 
 
 # In a ledger ------------------------------------------------------------------------------------------------
@@ -561,6 +676,79 @@ def test_a_tuning_that_does_not_fit_is_refused_and_trains_nothing(
         tuned(toy, ledger=book, data_name="toy", out=tmp_path / "run")
     assert not book.runs("toy")
     assert not (tmp_path / "run/candidates").exists()
+
+
+def test_a_tuning_that_was_refused_leaves_room_for_a_smaller_one(
+    toy: tuple[Tensor, Tensor], book: LedgerFile, tmp_path: Path
+) -> None:
+    book.cap("toy", epsilon=2.0, delta=1e-3)
+    with pytest.raises(BeyondCap):
+        tuned(toy, ledger=book, data_name="toy", out=tmp_path / "run", budget=(5.0, 1e-3))
+    assert tuned(toy, ledger=book, data_name="toy", out=tmp_path / "run", budget=(0.8, 1e-3)).epsilon <= 0.8
+
+
+@pytest.mark.parametrize("stopping", [None, Stopping(3.0)], ids=["grid", "selection"])
+def test_interrupted_before_anything_was_paid_it_can_be_resumed(
+    toy: tuple[Tensor, Tensor],
+    book: LedgerFile,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    stopping: Stopping | None,
+) -> None:
+    keywords: dict[str, Any] = {
+        "ledger": book,
+        "data_name": "toy",
+        "out": tmp_path / "run",
+        "stopping": stopping,
+    }
+    with monkeypatch.context() as patch:
+        patch.setattr("sordino.ledger.Account.saw", interrupt)
+        with pytest.raises(_Interrupted):
+            tuned(toy, **keywords)
+    tuned(toy, **keywords, resume=True)
+    assert book.runs("toy")[0].state == "closed"
+
+
+def test_the_ledger_says_what_every_output_says_and_not_how_long_a_selection_took(
+    toy: tuple[Tensor, Tensor], book: LedgerFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times = iter(f"2026-01-01T00:00:{second:02d}+00:00" for second in range(60))
+    monkeypatch.setattr("sordino.ledger.account.now", lambda: next(times))
+    monkeypatch.setattr("sordino.ledger.book.now", lambda: next(times))
+    run = tuned(toy, ledger=book, data_name="toy", stopping=Stopping(2.0), sampling="shuffled-as-poisson")
+    (record,) = book.runs("toy")
+    assert "NOT A GUARANTEE" in record.caveat
+    assert "known seed" in record.caveat
+    created = {entry["kind"]: entry["body"].get("created") for entry in book.export()}
+    assert created["close"] == created["reserve"]
+    assert len(run.certificate["created"]) == len("2026-01-01")
+
+
+@pytest.mark.parametrize("stopping", [None, Stopping(3.0)], ids=["grid", "selection"])
+def test_a_certificate_of_a_tuning_is_verified_with_its_ledger_and_only_as_it_is(
+    toy: tuple[Tensor, Tensor], book: LedgerFile, tmp_path: Path, stopping: Stopping | None
+) -> None:
+    from sordino.privacy.sealing import sealed
+    from sordino.verifying import verify
+
+    path = tmp_path / "run/certificate.json"
+    tuned(toy, ledger=book, data_name="toy", out=tmp_path / "run", stopping=stopping, seed=None)
+    assert verify(path, ledger=book.path).stands
+    written = json.loads(path.read_text())
+    first = {"length": 1, "head": book.export()[0]["hash"]}
+    for change in (
+        {"events": written["events"]["event"]} if stopping else {},
+        {"ledger": {**written["ledger"], **first}},
+    ):
+        if change:
+            path.write_text(json.dumps(sealed({**written, **change})))
+            with pytest.raises(ValueError, match="hold"):
+                verify(path, ledger=book.path)
+    if stopping is not None:
+        kept = [each for each in written["assumptions"] if "nobody learns" not in each]
+        path.write_text(json.dumps(sealed({**written, "assumptions": kept})))
+        with pytest.raises(ValueError, match="private selection"):
+            verify(path, ledger=book.path)
 
 
 def test_a_tuning_begun_in_one_ledger_goes_on_in_no_other(

@@ -166,7 +166,8 @@ def audit_run(
     model = copy.deepcopy(model)
     method = method_named(method) if isinstance(method, str) else method
     if not isinstance(method, Method) or not method.private:
-        raise ValueError(f"an audit needs a claim: choose a private method, not {said(method)}")
+        named = method.name if isinstance(method, Method) else said(method)
+        raise ValueError(f"an audit needs a claim: choose a private method, not {named}")
     examples, task = as_examples(data), as_task(loss)
     real = Members(len(examples), groups)
     with recorded(asked, model) as recording:

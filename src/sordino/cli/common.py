@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 Lines = Iterable[tuple[str, str]]  # of what is printed at the end: name and value
 
 
-def run_folder(out: Path | None, name: str) -> Path:
+def run_folder(out: Path | None, name: str, to_the_second: bool = True) -> Path:
     """Where the run goes: as told, or a new folder named after data and time."""
     if out is not None:
         return out
-    folder = Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    folder = Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S' if to_the_second else '%Y%m%d')}"
     tries = (folder.with_name(f"{folder.name}-{number}") for number in count(2))
     return folder if not folder.exists() else next(each for each in tries if not each.exists())
 
@@ -225,7 +225,8 @@ def promised_lines(run: Run, spent_by: str) -> Lines:
 def counted_line(ledger: dict[str, Any] | None) -> str:
     if ledger is None:
         return "in no ledger: give --ledger FILE, or set SORDINO_LEDGER"
-    return f"in the ledger, on {ledger['data']!r} as run {ledger['run']}"
+    cap = "" if ledger["capped"] else "; no cap is set on it"
+    return f"in {ledger['file']}, on {ledger['data']!r} as run {ledger['run']}{cap}"
 
 
 @contextmanager

@@ -179,9 +179,9 @@ def _shown(epsilon: float) -> str:
 
 
 def _alone(found: RunRecord) -> str:
-    return (
-        "" if found.epsilon is None else f"epsilon {_shown(found.epsilon)} at delta {found.delta:g} by itself"
-    )
+    if found.epsilon is None:
+        return "epsilon inf (not private)" if '"non_private"' in str(_run(found)).replace("'", '"') else ""
+    return f"epsilon {_shown(found.epsilon)} at delta {found.delta:g} by itself, as caps count"
 
 
 def _some(count: int, what: str) -> str:

@@ -133,7 +133,8 @@ def tune(
     loaded = loaded_data(data, classes)
     spec = model or default_model(loaded.name, loaded.input_shape)
     train, judged = _rows(loaded, score, classes)
-    folder = run_folder(out, f"{loaded.name}-tuned")
+    # The time at which a selection began would tell, with that at which it ended, how many runs there were.
+    folder = run_folder(out, f"{loaded.name}-tuned", to_the_second=how_many is None)
     run = partial(
         run_tuning,
         initial_model(spec, loaded, seed),
@@ -153,7 +154,8 @@ def tune(
         seed=seed,
         secure=secure,
         device=device,
-        test=loaded.test,
+        # Exact metrics on rows whose noisy scores are paid for would give them away.
+        test=loaded.test if score != "test" or score_is_public else None,
         out=folder,
         resume=resume,
         progress=True,
@@ -238,7 +240,8 @@ def _lines(run: Run) -> Lines:
     yield "winner", "none: chance had it that no run was made" if own is None else _said(own)
     if tuning["winning_score"] is not None:
         cover = "exact, on public rows" if tuning["score"]["public"] else "noisy; covered by the guarantee"
-        yield "score", f"{tuning['winning_score']:.2%}   ({tuning['score']['of']}; {cover})"
+        shown = min(1.0, max(0.0, tuning["winning_score"]))  # which noise may carry beyond
+        yield "score", f"{shown:.2%}   ({tuning['score']['of']}; {cover})"
     yield from measured_lines(run, "; not covered by the guarantee")
     yield from promised_lines(run, _spent_by(run.summary))
 
@@ -267,5 +270,5 @@ def _print_table(table: list[dict[str, Any]], winner: dict[str, Any]) -> None:
     for line in table:
         best = all(line[name] == winner[name] for name in names)
         cells = [str(line[name]) for name in names]
-        shown.add_row(*cells, f"{line['score']:.2%}", line["run"], "best" if best else "")
+        shown.add_row(*cells, f"{min(1.0, max(0.0, line['score'])):.2%}", line["run"], "best" if best else "")
     Console(highlight=False, soft_wrap=True).print(shown)

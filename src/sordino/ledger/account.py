@@ -95,7 +95,8 @@ class Account:
             curve = curve_of(total)
             if not may_cost_less(found) and below(curve_from(curve), curve_from(curve_of(spent.event))):
                 raise LedgerError(f"run {self.run} has spent more than what it would be closed with")
-            body["created"] = now()
+            # How long a selection took tells how many runs it made, which nobody may learn.
+            body["created"] = found[0].body["created"] if may_cost_less(found) else now()
             append([("close", self.data, self.run, body, curve)])
 
     def as_ledger(self) -> Ledger:
@@ -164,8 +165,12 @@ class Account:
 
     def statement(self) -> dict[str, Any]:
         """For a certificate: which entry of which ledger it was that counted the run."""
+        from sordino.ledger.statement import caps_of, joined  # which reads accounts
+
         with self.file.reading() as entries:
-            return {"data": self.data, "run": self.run, **entries.head().to_json()}
+            capped = bool(caps_of(entries, joined(entries, self.data)))
+            where = {"file": self.file.path.name, "capped": capped}
+            return {"data": self.data, "run": self.run, **where, **entries.head().to_json()}
 
 
 class _Paying(Ledger):

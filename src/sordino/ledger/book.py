@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sordino.ledger.account import Account, is_closed, may_cost_less, now, spent_so_far
-from sordino.ledger.chain import Head, LedgerError
+from sordino.ledger.chain import PAYMENT, Head, LedgerError
 from sordino.ledger.file import Entries, EntryFile, New
 from sordino.ledger.pricing import (
     ORDERS_DIGEST,
@@ -279,6 +279,12 @@ class LedgerFile:
         """Whether this is the ledger that had this head when it had so many entries."""
         with self._file.reading() as entries:
             return entries.digest_at(length) == head
+
+    def had_paid(self, run: str, length: int) -> bool:
+        """Whether something of a run was paid, or it was closed, when the ledger had so many entries."""
+        with self._file.reading() as entries:
+            found = entries.of_run(run)
+        return not found or any(e.number <= length for e in found if e.kind in (PAYMENT, "close"))
 
     def export(self) -> list[dict[str, Any]]:
         """All entries as plain data, without the fingerprints of rows, which stay here."""

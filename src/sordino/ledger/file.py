@@ -68,7 +68,10 @@ class EntryFile:
             if self.path.exists() and self.path.stat().st_size > 0:
                 return
             _refuse_network(self.path)
-            self.path.parent.mkdir(parents=True, exist_ok=True)
+            if not self.path.parent.is_dir():
+                raise LedgerError(
+                    f"{self.path} cannot be made: its folder is not there; check the name, or make it"
+                )
             os.close(os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
         with self._writing(new=True) as connection:
             if connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:

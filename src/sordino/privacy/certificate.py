@@ -158,7 +158,7 @@ def certificate(
         "accounting": _accounting(guarantee),
         "post_processing": list(post_processing),
         "implementation": {**_IMPLEMENTATION, **_no_noise(guarantee), **(implementation or {})},
-        "randomness": {"source": _source(seeded), "seeded": seeded, "seeds_refused": secure},
+        "randomness": {"source": source_of_chance(seeded), "seeded": seeded, "seeds_refused": secure},
         "rationale": rationale or NO_RATIONALE,
         "model": _model(model),
         "ledger": _ledger(ledger),
@@ -225,7 +225,7 @@ def _domain(unit: str) -> str:
     )
 
 
-def _source(seeded: bool) -> str:
+def source_of_chance(seeded: bool) -> str:
     key = "a seed that is known" if seeded else "32 bytes from the operating system, kept secret"
     return f"AES-256 in counter mode, a cryptographic stream; its key is {key}."
 

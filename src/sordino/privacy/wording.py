@@ -12,6 +12,10 @@ from sordino.privacy.sealing import canonical
 
 FLAVOUR = "approximate differential privacy, (epsilon, delta)-DP"
 NO_FLAVOUR = "none"
+SELECTION_IS_SECRET = (
+    "only the best of a number of runs is shown; nobody learns how many there were, nor anything of the others: not "
+    "from files, and not from how long it took"
+)
 SEED_WARNING = "The run used a known seed: whoever knows it can remove the noise, so the guarantee is void."
 _NEIGHBOURS = "Neighbouring data sets differ by {how} one {unit}"
 _PUBLIC = "the number of {unit}s, and with it sampling rate and number of steps, is public."
@@ -132,7 +136,9 @@ def _one(event: Mapping[str, Any]) -> str:
         return f"{_one(event['event'])} by being replaced, in a random sample of {sample}"
     if kind == "repeat_and_select":
         one_run = "; ".join(events_in_words(event["event"]))
-        number = f"{event['mean']:.6g} on average, drawn with shape {event['shape']}"
+        shapes = {"inf": "Poisson", 0: "logarithmic", 1: "geometric"}
+        shape = shapes.get(event["shape"], f"negative binomial of shape {event['shape']}")
+        number = f"{event['mean']:.6g} on average, {shape}"
         return f"the best of a number of runs that nobody learns ({number}), where one run is: {one_run}"
     if kind == "non_private":
         return "a release without noise"

@@ -155,7 +155,7 @@ def _run_of(recording: Recording, ledger: LedgerFile) -> str:
     noted, resumed = _read(recording), recording.saved is not None
     if noted is not None:
         run, identity = noted
-        if resumed and identity != ledger.identity:
+        if resumed and (not ledger.path.exists() or identity != ledger.identity):
             raise ValueError(f"this run is counted in another ledger than {ledger.path}: give that one")
         idle = identity == ledger.identity and ledger.is_idle(run)
         if resumed and not idle:

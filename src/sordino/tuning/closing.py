@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -13,11 +14,12 @@ from sordino.ledger import Account
 from sordino.privacy import certificate
 from sordino.privacy.certificate import epsilon_to_json, sordino_version
 from sordino.privacy.sealing import signing_key
+from sordino.privacy.wording import SELECTION_IS_SECRET
 from sordino.report import drawn
 from sordino.runs import Run, RunDirectory, delete_checkpoint, to_json
 from sordino.tasks import evaluate
 from sordino.tuning.plan import TuningPlan
-from sordino.tuning.trials import Trials, Winner
+from sordino.tuning.trials import Trials, Winner, forget_candidates_keys
 from sordino.warn import warn
 
 # What of the winner's run.json is about that run alone, or tells how long everything took.
@@ -30,10 +32,6 @@ _ITS_OWN = (
     "checkpoint_kept",
     "status",
 )
-_OF_A_SELECTION = (
-    "only the best of a number of runs is shown; nobody learns how many there were, nor anything of the others: not "
-    "from files, and not from how long it took"
-)
 _ACCESS = (
     "While the tuning went on, the key of the noise, and of a selection the best candidate so far, were in a "
     "checkpoint that its owner alone could read. It is deleted when the tuning ends."
@@ -44,6 +42,7 @@ _OF_A_GRID = "all candidates were fixed beforehand, and everything they released
 def closed_tuning(trials: Trials, winner: Winner, unit: str, units: int, *, keep: bool) -> Run:
     """Write everything down and delete what must not stay. ``keep`` is whether the directory is the user's."""
     plan, directory = trials.plan, trials.directory
+    units += _only_scored(trials)
     model = trials.fresh_model()
     if "model.safetensors" in winner.files:
         trials.with_weights(model, winner.files["model.safetensors"])
@@ -53,11 +52,12 @@ def closed_tuning(trials: Trials, winner: Winner, unit: str, units: int, *, keep
     ledger = _settled(trials.account)
     document = _certified(trials, unit, units, written if keep else None, ledger)
     summary = _summary(trials, winner, unit, units, model, document, ledger)
-    history = _history(plan, winner)
+    history = _history(plan, winner, summary["metrics"])
     directory.write_json("certificate.json", document)
     directory.write("history.jsonl", "".join(f"{to_json(line)}\n" for line in history).encode())
     if history:
         _draw(directory, summary, history)
+    forget_candidates_keys(directory, len(plan.candidates))
     directory.write_json("run.json", summary)  # last: what is complete is not resumed
     delete_checkpoint(directory.checkpoint_folder)
     path = directory.path if keep else None
@@ -73,7 +73,6 @@ def _certified(
     ledger: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
     plan, asked = trials.plan, trials.asked
-    caveats = [each.terms.caveat for each in plan.outlines if each.terms.caveat is not None]
     return certificate(
         guarantee=plan.guarantee,
         event=plan.event,
@@ -85,13 +84,19 @@ def _certified(
         implementation={"method": _how(plan), "access": _ACCESS if model else "Nothing was left on a disk."},
         seeded=trials.standing.seeded,
         secure=asked.secure,
-        caveat=caveats[0] if caveats else None,
+        caveat=plan.caveats[0] if plan.caveats else None,
         rationale=asked.rationale,
         model=model,
         ledger=ledger,
         signing_key=signing_key(asked.signing_key),
-        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        created=_when(plan),
     )
+
+
+def _when(plan: TuningPlan) -> str:
+    """Of a selection the day only: how long it took would tell how many runs there were."""
+    now = datetime.now(UTC)
+    return now.isoformat(timespec="seconds") if plan.stopping is None else now.date().isoformat()
 
 
 def _how(plan: TuningPlan) -> str:
@@ -113,17 +118,35 @@ def _unprotected(trials: Trials) -> list[str]:
     return found
 
 
+def _only_scored(trials: Trials) -> int:
+    """Units that choose among candidates, who are promised the same. If they are those that were trained on, they are
+    counted already; if some of them are, they count twice, since nobody knows which."""
+    score, pinned = trials.plan.score, trials.standing.pinned
+    if score.public or pinned["rows of the score"] == pinned["rows of the data"]:
+        return 0
+    return score.members.count
+
+
 def assumptions(trials: Trials) -> list[str]:
     """What a reader of the guarantee must believe."""
     plan, score = trials.plan, trials.plan.score
     facts = list(dict.fromkeys(each.terms.sampling.assumption for each in plan.outlines))
-    facts += [_OF_A_GRID if plan.stopping is None else _OF_A_SELECTION]
+    facts += dict.fromkeys(
+        said
+        for each in plan.outlines
+        if (said := replace(each.terms, multiplier=plan.multiplier).explanation)
+    )
+    never = max(each.terms.sampling.never_drawn(each.terms.units) for each in plan.outlines)
+    if never:
+        facts.append(f"up to {never} of {plan.outlines[0].terms.units} are in no batch of a run")
+    facts += [_OF_A_GRID if plan.stopping is None else SELECTION_IS_SECRET]
     if score.public:
         facts.append("the rows that candidates were scored on are public")
     else:
         facts.append(
-            f"scores are noisy means over {score.members.count} {_plural(score)}, whose number is public; they count "
-            "as rows of the same data"
+            f"scores are noisy means over {score.members.count} {_plural(score)}, whose number is public; they are "
+            "promised the same as those that were trained on; what a candidate is worth to one of them is computed "
+            "without regard to the others (checked on made-up rows)"
         )
     facts += [
         *trials.asked.assumptions,
@@ -183,10 +206,13 @@ def _summary(
     }
 
 
-def _history(plan: TuningPlan, winner: Winner) -> list[dict[str, Any]]:
+def _history(plan: TuningPlan, winner: Winner, metrics: Mapping[str, Any]) -> list[dict[str, Any]]:
     """That of the winner, where at every step all is spent that the tuning spends: it was laid down beforehand."""
     lines = winner.files.get("history.jsonl", b"").decode().splitlines()
-    return [{**json.loads(line), "epsilon": epsilon_to_json(plan.guarantee.epsilon)} for line in lines]
+    found = [{**json.loads(line), "epsilon": epsilon_to_json(plan.guarantee.epsilon)} for line in lines]
+    if found and len(metrics) > 1:
+        found[-1] |= metrics
+    return found
 
 
 def _draw(directory: RunDirectory, summary: dict[str, Any], history: list[dict[str, Any]]) -> None:

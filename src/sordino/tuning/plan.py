@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from sordino.noise import gaussian
 from sordino.privacy import Budget, Guarantee, compose, event_to_json, noise_for, price, repeat
+from sordino.privacy import gaussian as gaussian_release
 from sordino.privacy.selection import Stopping
 from sordino.privacy.tails import check_reach
 from sordino.training import Outline, outlined
 from sordino.tuning.candidates import Candidate
 from sordino.tuning.score import Score
+from sordino.warn import warn
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
+
+_OF_SCORES = 0.25  # of epsilon, at most
+_MUCH_NOISE = 5.0  # points of accuracy
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,6 +54,11 @@ class TuningPlan:
         """Of the runs of a grid one by one; a selection repeats one."""
         different = self.outlines if self.stopping is None else self.outlines[:1]
         return [_run(each, self.score, self.multiplier) for each in different]
+
+    @property
+    def caveats(self) -> list[str]:
+        """What every output says beside an epsilon that is no guarantee."""
+        return [each.terms.caveat for each in self.outlines if each.terms.caveat is not None]
 
     def describe(self) -> dict[str, Any]:
         """What is public about it, for run.json and to compare a resumed one with."""
@@ -92,6 +102,8 @@ def planned(
     if stopping is not None:
         _check_alike(candidates, outlines, 1.0)  # what can be seen before the search
 
+    score = _affordable(score, stopping, len(candidates), budget, accountant)
+
     def event_with(multiplier: float) -> DpEvent:
         return _event(outlines, score, stopping, multiplier)
 
@@ -106,6 +118,28 @@ def planned(
     guarantee = price(event_with(multiplier), budget.delta, accountant)
     assert guarantee.epsilon <= budget.epsilon
     return TuningPlan(candidates, outlines, score, stopping, budget, multiplier, guarantee)
+
+
+def _affordable(
+    score: Score, stopping: Stopping | None, candidates: int, budget: Budget, accountant: str
+) -> Score:
+    """The score with so much noise that all of them together cost a quarter of epsilon at most."""
+    if score.public:
+        return score
+
+    def scores_with(multiplier: float) -> DpEvent:
+        one = gaussian_release(multiplier)
+        return repeat(one, candidates) if stopping is None else stopping.select(one)
+
+    share = Budget(_OF_SCORES * budget.epsilon, budget.delta)
+    found = replace(score, least_noise=max(score.least_noise, noise_for(share, scores_with, accountant)))
+    points = 100 * found.noise_multiplier / found.members.count
+    if points > _MUCH_NOISE:
+        warn(
+            f"scores on so few rows have noise of {points:.0f} points at this budget, which hides differences: score "
+            " on more rows, try fewer candidates, or rows that are public (score_is_public)"
+        )
+    return found
 
 
 def _event(

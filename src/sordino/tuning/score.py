@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from sordino.data import Examples, as_examples, tree_map
+from sordino.data import Examples, as_examples, tree_leaves, tree_map
 from sordino.gate import Members
-from sordino.gradients import call_model, evaluating
+from sordino.gradients import Unsuitable, call_model, evaluating
 from sordino.noise import GaussianNoise, Streams
 from sordino.noise.grid import grid_for
 from sordino.privacy import gaussian
@@ -26,6 +26,7 @@ Worth = Callable[[Any, Any], Tensor]  # of scores and targets: one value in [0, 
 _LEAST_NOISE = 4.0
 _ROOM = 1.001  # the sum is rounded to its grid and may move by a hair more than 1
 _BATCH = 1000
+_TRIED = 16  # made-up rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,6 +42,7 @@ class Score:
         worth: Of each example; None for accuracy.
         public: Whether the rows are nobody's secret.
         groups: An id for each row, where the unit is the user.
+        least_noise: Of the sum, at least.
     """
 
     data: Any
@@ -48,6 +50,7 @@ class Score:
     worth: Worth | None = None
     public: bool = False
     groups: Any = None
+    least_noise: float = _LEAST_NOISE  # what the budget asks for, if it is more than the rule
 
     @property
     def members(self) -> Members:
@@ -56,7 +59,7 @@ class Score:
     @property
     def noise_multiplier(self) -> float:
         """So that noise tells as much less as drawing the rows does: the deviation of a count of n halves."""
-        return 0.0 if self.public else max(_LEAST_NOISE, math.sqrt(self.members.count) / 2)
+        return 0.0 if self.public else max(self.least_noise, math.sqrt(self.members.count) / 2)
 
     @property
     def event(self) -> DpEvent | None:
@@ -65,17 +68,33 @@ class Score:
 
     def check(self, model: nn.Module) -> None:
         """Try it on made-up rows, before a private one is seen and before anything is spent."""
-        inputs, targets = as_examples(self.data).template(5)
+        examples = as_examples(self.data)
+        batches = [examples.template(_TRIED), examples.template(_TRIED, ones=True)]
         try:
             with evaluating(model), torch.no_grad(), torch.random.fork_rng(devices=[]):
-                values = self._values(model, inputs, targets)
+                for inputs, targets in batches:
+                    scores = self.task.scores_of(call_model(model, inputs))
+                    self._check_alone(scores, targets)
+                    # What the model gives may be all alike, so that nothing shows.
+                    self._check_alone(tree_map(_scattered, scores), targets)
+        except Unsuitable:
+            raise
         except Exception as error:
             raise ValueError(
                 f"the score cannot be computed on made-up rows like those it is to be taken on "
                 f"({type(error).__name__}: {error}): check their shape, or give worth="
             ) from error
-        if not isinstance(values, Tensor) or values.shape != (5,):
-            raise ValueError("worth gives one number from 0 to 1 for each example: check what it returns")
+
+    def _check_alone(self, scores: Any, targets: Any) -> None:
+        """A row that had a say in what others are worth could move the sum by more than 1."""
+        together = self._bounded(scores, targets)
+        for row in range(len(together)):
+            alone = self._bounded(*_part((scores, targets), [row]))
+            if not torch.allclose(alone, together[row : row + 1], atol=1e-6):
+                raise Unsuitable(
+                    "worth must not look at other examples: it gives a row another number alone than among others; "
+                    "a mean over the batch, R squared and the like cannot be scores"
+                )
 
     def of(self, model: nn.Module, streams: Streams, number: int) -> float:
         """The score of a candidate; the same again if it is asked for again."""
@@ -106,30 +125,35 @@ class Score:
         there = torch.zeros(len(rows), dtype=torch.bool).index_fill_(0, kept, True)
         batch = with_made_up(readable, kept, len(rows), examples)
         try:
-            return self._values(model, *batch).where(there, 0.0)
+            return self.values(model, *batch).where(there, 0.0)
         except Exception:  # of whatever kind: what it says may quote a row
             fine = [at for at in range(len(rows)) if there[at] and self._can(model, _part(batch, [at]))]
         if not fine:
             return torch.zeros(len(rows), dtype=torch.float64)
         batch = with_made_up(_part(batch, fine), torch.tensor(fine), len(rows), examples)
         try:
-            found = self._values(model, *batch)
+            found = self.values(model, *batch)
         except Exception:
             return torch.zeros(len(rows), dtype=torch.float64)
         return torch.zeros_like(found).index_copy_(0, torch.tensor(fine), found[fine])
 
     def _can(self, model: nn.Module, batch: Any) -> bool:
         try:
-            self._values(model, *batch)
+            self.values(model, *batch)
         except Exception:
             return False
         return True
 
-    def _values(self, model: nn.Module, inputs: Any, targets: Any) -> Tensor:
+    def values(self, model: nn.Module, inputs: Any, targets: Any) -> Tensor:
         device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
         inputs, targets = tree_map(lambda leaf: leaf.to(device), (inputs, targets))
-        scores = self.task.scores_of(call_model(model, inputs))
+        return self._bounded(self.task.scores_of(call_model(model, inputs)), targets)
+
+    def _bounded(self, scores: Any, targets: Any) -> Tensor:
         values = (self.worth or is_right)(scores, targets)
+        rows = len(tree_leaves(targets)[0])
+        if not isinstance(values, Tensor) or values.shape != (rows,):
+            raise Unsuitable("worth gives one number from 0 to 1 for each example: check what it returns")
         return values.detach().to("cpu", torch.float64).nan_to_num(nan=0.0).clamp(0.0, 1.0)
 
 
@@ -143,6 +167,12 @@ def with_made_up(some: Any, places: Tensor, rows: int, examples: Examples) -> An
         return whole.index_copy_(0, places.to(part.device), part)
 
     return tree_map(filled, tuple(some), examples.template(1))
+
+
+def _scattered(scores: Tensor) -> Tensor:
+    """Made-up ones of the same shape."""
+    drawn = torch.randn(scores.shape, generator=torch.Generator().manual_seed(5))
+    return drawn.to(scores.dtype) if scores.is_floating_point() else scores
 
 
 def _part(batch: Any, places: list[int]) -> Any:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import hashlib
+import json
 import shutil
 import warnings
 from collections.abc import Callable, Mapping
@@ -14,7 +16,10 @@ from safetensors.torch import load
 from torch import nn
 
 from sordino.ledger import Account
-from sordino.runs import RunDirectory
+from sordino.privacy import event_to_json
+from sordino.runs import RunDirectory, delete_checkpoint
+from sordino.runs.closing import CERTIFICATE
+from sordino.runs.directory import MODEL
 from sordino.runs.options import Options
 from sordino.tasks import Task
 from sordino.training import train
@@ -68,8 +73,26 @@ class Trials:
                 assumptions=[*self.asked.assumptions, _PART],
                 details=self.asked.details,
             )
-        self.with_weights(model, (folder / "model.safetensors").read_bytes())
+        delete_checkpoint(directory.checkpoint_folder)  # that a kill may have left
+        self._check_trained(candidate, folder)
+        self.with_weights(model, (folder / MODEL).read_bytes())
         return model
+
+    def _check_trained(self, candidate: Candidate, folder: Path) -> None:
+        """Whatever lies there is the run that was planned, with the noise that was priced."""
+        outline = self.plan.outlines[self.plan.candidates.index(candidate)]
+        try:
+            document = json.loads((folder / CERTIFICATE).read_text())
+            events, written = document["events"], document["model"]["sha256"]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise ValueError(
+                f"the candidate in {folder} cannot be read ({error}): start the tuning afresh"
+            ) from error
+        planned = event_to_json(outline.terms.cost_with(self.plan.multiplier))
+        if events != planned or hashlib.sha256((folder / MODEL).read_bytes()).hexdigest() != written:
+            raise ValueError(
+                f"{folder} does not hold the candidate that was planned: start the tuning afresh"
+            )
 
     def fresh_model(self) -> nn.Module:
         model = copy.deepcopy(self.model)
@@ -114,6 +137,8 @@ def try_all(trials: Trials, say: Callable[[str], None]) -> Winner:
         model = trials.trained(number, candidate, folder_of(trials.directory, number), account)
         scores[str(number)] = trials.scored(number, model, trials.account)
         trials.save()
+        # What it costs alone would pass for what the winner costs: there is one certificate, of all of them together.
+        (folder_of(trials.directory, number) / CERTIFICATE).unlink(missing_ok=True)
     best = max(range(count), key=lambda number: scores[str(number)])  # the first of equals
     table = [
         {**each.own, "score": scores[str(number)], "run": f"candidates/{number + 1}"}
@@ -124,6 +149,13 @@ def try_all(trials: Trials, say: Callable[[str], None]) -> Winner:
 
 def folder_of(directory: RunDirectory, number: int) -> Path:
     return directory.path / "candidates" / str(number + 1)
+
+
+def forget_candidates_keys(directory: RunDirectory, count: int) -> None:
+    """Delete what a kill at the very end of a candidate may have left of it."""
+    for number in range(count):
+        delete_checkpoint(folder_of(directory, number) / "checkpoint")
+        (folder_of(directory, number) / CERTIFICATE).unlink(missing_ok=True)
 
 
 def _files(folder: Path) -> Files:

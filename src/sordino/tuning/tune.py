@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import secrets
 import shutil
 import sys
@@ -12,11 +13,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Unpack
 
+import torch
 from torch import nn
 
-from sordino.data import as_examples
+from sordino.data import Examples, as_examples
 from sordino.gate import Members
-from sordino.gradients import Loss, refuse
+from sordino.gradients import Loss, call_model, evaluating, refuse
 from sordino.ledger import Account, LedgerError, LedgerFile, ledger_of
 from sordino.methods import Method
 from sordino.noise import Streams
@@ -25,8 +27,9 @@ from sordino.privacy.certificate import epsilon_to_json, sordino_version
 from sordino.privacy.selection import Stopping
 from sordino.privacy.wording import SEED_WARNING
 from sordino.runs import Run, RunDirectory, claimed, delete_checkpoint
+from sordino.runs.closing import CERTIFICATE
 from sordino.runs.options import UNNAMED, Options, RunOptions, taken
-from sordino.runs.resume import check_same_plan
+from sordino.runs.resume import check_same_plan, digest
 from sordino.tasks import Task, as_task
 from sordino.training import warn_of_delta
 from sordino.tuning.candidates import Over, candidates_of
@@ -121,7 +124,7 @@ def tune(
         secure=asked.secure,
     )
     with _directory_of(asked) as (directory, kept):
-        standing = _standing(directory, asked, model, plan, members.unit, (examples, as_examples(score)))
+        standing = _standing(directory, asked, model, plan, members, examples)
         with _counted(asked, plan, standing, directory, members.unit, kept) as account:
             if account is not None:
                 account.saw(lambda key: str(examples.fingerprint(key)))
@@ -178,8 +181,8 @@ def _standing(
     asked: Options,
     model: nn.Module,
     plan: TuningPlan,
-    unit: str,
-    rows: tuple[Any, Any],
+    members: Members,
+    examples: Examples,
 ) -> Standing:
     """Where an interrupted tuning stood, or the beginning of a new one, which is on the disk before anything runs."""
     before = opened(directory) if asked.resume else None
@@ -193,11 +196,9 @@ def _standing(
         before = Standing(streams.key.hex(), streams.seeded, secrets.token_hex(8), None, {}, initial)
     pinned = {
         "data": asked.data_name,
-        "unit": unit,
         "budget": [plan.budget.epsilon, plan.budget.delta],
-        "rows of the data": rows[0].fingerprint(before.streams.key),
-        "rows of the score": rows[1].fingerprint(before.streams.key),
-        "runs": [event_to_json(each) for each in plan.run_events],
+        "secure": asked.secure,
+        **_pins(before, model, plan, members, examples),
         **plan.describe(),
     }
     if before.pinned:
@@ -211,6 +212,44 @@ def _standing(
     found.save(directory.checkpoint_folder)
     directory.write_json("run.json", _running(asked, plan))
     return found
+
+
+def _pins(
+    standing: Standing, model: nn.Module, plan: TuningPlan, members: Members, examples: Examples
+) -> dict[str, Any]:
+    """What every release depends on, of rows only keyed fingerprints, which stay in the checkpoint."""
+    key, score = standing.streams.key, plan.score
+    return {
+        "unit": members.unit,
+        "runs": [event_to_json(each) for each in plan.run_events],
+        "methods": [each.method.describe() for each in plan.outlines],
+        "rows of the data": examples.fingerprint(key),
+        "rows of the score": as_examples(score.data).fingerprint(key),
+        "groups": _fingerprint(members, key),
+        "groups of the score": _fingerprint(score.members, key),
+        "model or loss": _behaviour(standing, model, plan, examples),
+    }
+
+
+def _fingerprint(members: Members, key: bytes) -> str | None:
+    groups = members.groups
+    return None if groups is None else as_examples((groups, groups)).fingerprint(key)
+
+
+def _behaviour(
+    standing: Standing, model: nn.Module, plan: TuningPlan, examples: Examples
+) -> list[str] | None:
+    """Losses and worths of made-up rows at the initial weights; None where the model cannot run on such rows."""
+    model = copy.deepcopy(model)
+    model.load_state_dict(standing.initial)
+    score = plan.score
+    try:
+        with evaluating(model), torch.no_grad(), torch.random.fork_rng(devices=[]):
+            inputs, targets = examples.template(5)
+            losses = score.task.per_example(call_model(model, inputs), targets)
+            return [digest(losses), digest(score.values(model, *as_examples(score.data).template(5)))]
+    except Exception:
+        return None
 
 
 def opened(directory: RunDirectory) -> Standing:
@@ -253,25 +292,34 @@ def _counted(
             "a ledger counts by the name that its owner gives to a data set: say it, as in data_name='patients'"
         )
     names = dict.fromkeys(each.method.name for each in plan.candidates)
-    account = ledger.reserve(
-        asked.data_name,
-        plan.event,
-        run=standing.run,
-        kind=plan.kind,
-        unit=unit,
-        delta=plan.budget.delta,
-        label=", ".join(names),
-        caveat=SEED_WARNING if standing.seeded else "",
-    )
+    try:
+        account = ledger.reserve(
+            asked.data_name,
+            plan.event,
+            run=standing.run,
+            kind=plan.kind,
+            unit=unit,
+            delta=plan.budget.delta,
+            label=", ".join(names),
+            caveat=" ".join(dict.fromkeys([*plan.caveats, *([SEED_WARNING] if standing.seeded else [])])),
+        )
+    except LedgerError:
+        if not asked.resume:
+            _forget(directory)  # nothing was begun: the same directory will do for a smaller budget
+        raise
     try:
         yield account
     except BaseException:
-        with suppress(LedgerError):
-            if not kept:
+        if not kept:  # what can be resumed stays reserved
+            with suppress(LedgerError):
                 _close(account, plan.stopping, standing, plan)
-            elif not account.spent.charges:
-                account.close()
         raise
+
+
+def _forget(directory: RunDirectory) -> None:
+    delete_checkpoint(directory.checkpoint_folder)
+    for name in ("run.json", "history.jsonl"):
+        (directory.path / name).unlink(missing_ok=True)
 
 
 def _close(account: Account, stopping: Stopping | None, standing: Standing, plan: TuningPlan) -> None:
@@ -302,6 +350,10 @@ def abandon(out: str | Path, *, ledger: Any = None) -> dict[str, Any]:
         raise ValueError(f"there is no interrupted tuning in {directory.path}: check the directory")
     with claimed(directory, True):
         standing = opened(directory)
+        if (directory.path / CERTIFICATE).exists():
+            raise ValueError(
+                f"the tuning in {directory.path} is finished but for its last file: resume it, which costs nothing"
+            )
         event = _begun_event(standing, directory)
         _close_by_hand(standing, event, ledger_of(ledger))
         delta = standing.pinned["budget"][1]

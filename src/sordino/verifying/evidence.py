@@ -11,12 +11,12 @@ from sordino.ledger import LedgerError, LedgerFile
 from sordino.ledger.account import beyond
 from sordino.ledger.statement import RunRecord
 from sordino.privacy.events import event_from_json, leaves
+from sordino.privacy.wording import SEED_WARNING
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
 
 _BLOCK = 1 << 20
-_OF_SEVERAL = ("grid", "selection")  # kinds of reservation from which more than one run is paid
 
 
 def sha256_of(path: Path) -> str:
@@ -48,6 +48,8 @@ def wrong_ledger(document: Mapping[str, Any], ledger: LedgerFile) -> str | None:
                 f"{ledger.path} is not the ledger that counted it, or not all of it: entry {stated['length']} is not "
                 f"{stated['head']}"
             )
+        if not ledger.had_paid(stated["run"], stated["length"]):
+            return f"when {ledger.path} had {stated['length']} entries, it had counted nothing of run {stated['run']}"
         known = [each for each in ledger.runs() if each.run == stated["run"]]
     except LedgerError as error:
         return str(error)
@@ -63,9 +65,12 @@ def _wrong_record(document: Mapping[str, Any], record: RunRecord, ledger: str) -
     for name, value in meant.items():
         if said[name] != value:
             return f"{ledger} has run {record.run} with {name} {said[name]!r}, and the certificate with {value!r}"
-    part = record.kind in _OF_SEVERAL and not beyond(record.event, event)
-    if not part and not _same_events(record.event, event):
+    if not _same_events(record.event, event):
         return f"{ledger} has counted other events for run {record.run} than the certificate states"
+    caveats = (SEED_WARNING, document["randomness"]["seeded"]), (document["claim"]["caveat"] or "", True)
+    for caveat, said_here in caveats:
+        if caveat and (caveat in record.caveat) != said_here:
+            return f"{ledger} and the certificate do not agree on what is to be said of run {record.run}: {caveat}"
     return None
 
 

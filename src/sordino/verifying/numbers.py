@@ -15,10 +15,12 @@ from sordino.privacy.certificate import (
     PROFILE,
     profile,
     recompute,
+    source_of_chance,
 )
 from sordino.privacy.events import event_from_json
 from sordino.privacy.wording import (
     SEED_WARNING,
+    SELECTION_IS_SECRET,
     about_rho_and_mu,
     claim_in_words,
     events_in_words,
@@ -119,6 +121,12 @@ def _wrong_profile(stated: Sequence[Mapping[str, Any]], proved: Sequence[Mapping
             )
 
 
+def _parts(event: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    yield event
+    for part in [*event.get("events", []), *([event["event"]] if "event" in event else [])]:
+        yield from _parts(part)
+
+
 def _units(event: Mapping[str, Any]) -> Iterator[int]:
     """How many units there were to draw from, wherever an event says so."""
     if event["type"] == "sampled_without_replacement":
@@ -148,6 +156,7 @@ def _wrong_words(document: Mapping[str, Any]) -> Iterator[str]:
         ),
         "events_in_words": (document["events_in_words"], events_in_words(document["events"])),
         "assumptions": (document["assumptions"][0], n_is_public(relation, unit)),
+        "randomness.source": (document["randomness"]["source"], source_of_chance(seeded)),
         "deployment.trust": (
             document["deployment"]["trust"],
             DEPLOYMENTS.get(document["deployment"]["model"]),
@@ -156,6 +165,11 @@ def _wrong_words(document: Mapping[str, Any]) -> Iterator[str]:
     for name, (said, meant) in must.items():
         if said != meant:
             yield f"its {name} does not say what its numbers say"
+    secret = any(part["type"] == "repeat_and_select" for part in _parts(document["events"]))
+    if secret and SELECTION_IS_SECRET not in document["assumptions"]:
+        yield "its events are a private selection, and its assumptions do not say what that asks for"
+    if seeded and document["randomness"]["seeds_refused"]:
+        yield "its randomness came from a seed, and seeds were refused"
     if (SEED_WARNING in document["assumptions"]) != seeded:
         yield "its assumptions do not say what randomness.seeded says"
 

@@ -33,7 +33,10 @@ def told(found: Verification) -> str:
 
 def _verdict(found: Verification) -> str:
     if found.stands:
-        return "The certificate holds: what it says follows from what was released."
+        return (
+            "The certificate holds: its numbers follow from the events it states. Its assumptions are its writer's "
+            "word."
+        )
     return "The certificate holds, and PROMISES NOTHING: see below."
 
 
