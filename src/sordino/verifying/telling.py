@@ -86,7 +86,7 @@ def _parts(found: Verification) -> Iterator[tuple[str, Sequence[str]]]:
 
 def _at_worst(found: Verification) -> list[str]:
     """What epsilon means for somebody who guesses: odds grow by e^epsilon at most."""
-    if math.isinf(found.epsilon):
+    if math.isinf(found.epsilon) or not found.stands:
         return []
     sure = 100 / (1 + math.exp(-min(found.epsilon, 700.0)))
     return [
