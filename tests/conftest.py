@@ -58,8 +58,7 @@ def _errors_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
 def _no_figures(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
     """A figure takes longer than the run it is of: only tests marked ``figures`` draw them."""
     if request.node.get_closest_marker("figures") is None:
-        for module in ("runs", "tuning"):
-            monkeypatch.setattr(f"sordino.{module}.closing.drawn", lambda *_: b"a figure")
+        monkeypatch.setattr("sordino.runs.closing.drawn", lambda *_: b"a figure")
 
 
 @pytest.fixture

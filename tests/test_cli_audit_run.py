@@ -70,7 +70,7 @@ def test_a_violated_claim_exits_with_2_and_one_line(monkeypatch: Any, capsys: An
 def test_what_it_spends_is_counted(monkeypatch: Any, capsys: Any, tmp_path: Path) -> None:
     path = tmp_path / "ledger"
     assert sordino(monkeypatch, *SMALL, *CLAIM, "--ledger", str(path), "--data-name", "patients") == 0
-    assert "in the ledger, on 'patients'" in capsys.readouterr().out
+    assert "on 'patients' as run" in capsys.readouterr().out
     (run,) = LedgerFile(path).runs("patients")
     assert (run.kind, run.state, run.unit) == ("audit", "closed", "example")
 

@@ -95,7 +95,7 @@ def closed_run(
         files = {CERTIFICATE: document, **process.files()}
         for name, content in files.items():
             directory.write_json(name, content)
-        _draw(directory, summary, history, files.get("clients.json"))
+        draw_report(directory, summary, history, files.get("clients.json"))
         # Last: a run that is complete is not resumed. Where a kill leaves the checkpoint of a complete run, the next
         # command that opens the directory deletes it (RunDirectory.tidy); the other way round a kill in between would
         # leave a run that is neither complete nor can go on.
@@ -179,8 +179,11 @@ def _settled(account: Account | None, recording: Recording) -> dict[str, Any] | 
     return account.statement()
 
 
-def _draw(
-    directory: RunDirectory, summary: dict[str, Any], history: list[Line], clients: dict[str, Any] | None
+def draw_report(
+    directory: RunDirectory,
+    summary: dict[str, Any],
+    history: list[Line],
+    clients: dict[str, Any] | None = None,
 ) -> None:
     try:
         figure = drawn(summary, history, clients)

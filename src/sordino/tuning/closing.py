@@ -15,8 +15,8 @@ from sordino.privacy import certificate
 from sordino.privacy.certificate import epsilon_to_json, sordino_version
 from sordino.privacy.sealing import signing_key
 from sordino.privacy.wording import SELECTION_IS_SECRET
-from sordino.report import drawn
-from sordino.runs import Run, RunDirectory, delete_checkpoint, to_json
+from sordino.runs import Run, delete_checkpoint, to_json
+from sordino.runs.closing import draw_report
 from sordino.tasks import evaluate
 from sordino.tuning.plan import TuningPlan
 from sordino.tuning.trials import Trials, Winner, forget_candidates_keys
@@ -56,7 +56,7 @@ def closed_tuning(trials: Trials, winner: Winner, unit: str, units: int, *, keep
     directory.write_json("certificate.json", document)
     directory.write("history.jsonl", "".join(f"{to_json(line)}\n" for line in history).encode())
     if history:
-        _draw(directory, summary, history)
+        draw_report(directory, summary, history)
     forget_candidates_keys(directory, len(plan.candidates))
     directory.write_json("run.json", summary)  # last: what is complete is not resumed
     delete_checkpoint(directory.checkpoint_folder)
@@ -213,12 +213,3 @@ def _history(plan: TuningPlan, winner: Winner, metrics: Mapping[str, Any]) -> li
     if found and len(metrics) > 1:
         found[-1] |= metrics
     return found
-
-
-def _draw(directory: RunDirectory, summary: dict[str, Any], history: list[dict[str, Any]]) -> None:
-    try:
-        directory.write("report.png", drawn(summary, history, None))
-    except Exception as error:  # what was paid for is not lost over a figure
-        warn(
-            f"report.png could not be drawn ({type(error).__name__}: {error}): sordino report {directory.path}"
-        )
