@@ -372,7 +372,7 @@ MUTATIONS = [
       "if False and not torch.allclose(alone,", "tuning"),
     m("tuning/trials.py", "whatever lies there is a candidate", "if events != planned or", "if False and", "tuning"),
     m("tuning/trials.py", "keys of candidates stay",
-      "        delete_checkpoint(directory.checkpoint_folder)  # that a kill may have left\n", "", "tuning"),
+      "        delete_checkpoint(folder_of(directory, number) / \"checkpoint\")\n", "", "tuning"),
     m("tuning/opening.py", "other users", '"groups": _fingerprint(members, key),', "", "tuning"),
     m("ledger/account.py", "how long a selection took", "if may_cost_less(found) else now()", "if False else now()",
       "tuning"),

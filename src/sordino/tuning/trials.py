@@ -73,7 +73,6 @@ class Trials:
                 assumptions=[*self.asked.assumptions, _PART],
                 details=self.asked.details,
             )
-        delete_checkpoint(directory.checkpoint_folder)  # that a kill may have left
         self._check_trained(candidate, folder)
         self.with_weights(model, (folder / MODEL).read_bytes())
         return model
