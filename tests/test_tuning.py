@@ -811,3 +811,15 @@ def test_an_abandoned_grid_frees_what_it_has_not_spent(
     (record,) = book.runs("toy")
     assert (record.state, record.charges) == ("closed", 11)
     assert not (tmp_path / "run/candidates").exists()
+
+
+@pytest.mark.figures
+def test_the_figure_says_that_it_is_of_the_best(toy: tuple[Tensor, Tensor]) -> None:
+    from sordino.report.account import Account
+    from sordino.report.words import settings
+
+    run = tuned(toy, score=(toy[0][:20] + 1, toy[1][:20]), test=toy)
+    said = dict(settings(Account(run.summary, run.history)))
+    assert said["best of"] == "a grid of 3 candidates; epsilon is of all"
+    assert said["batch"].startswith("12 of 60")
+    assert run.history[-1]["test_accuracy"] == run.metrics["test_accuracy"]

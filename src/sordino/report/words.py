@@ -108,6 +108,10 @@ def _stood(course: Series) -> str:
 
 def _training(run: Account) -> Iterator[Setting]:
     summary = run.summary
+    if isinstance(summary.get("tuning"), dict):
+        tuning = summary["tuning"]
+        how = "private selection" if tuning.get("stopping") else "grid"
+        yield "best of", f"a {how} of {len(tuning.get('candidates', []))} candidates; epsilon is of all"
     parts = mapping(summary.get("method"))
     for name, shown in (("clip", "clipping"), ("step", "step"), ("rate", "rate")):
         if "kind" in mapping(parts.get(name)):
@@ -115,10 +119,8 @@ def _training(run: Account) -> Iterator[Setting]:
     if "epochs" in summary:
         yield "epochs", f"{short(summary['epochs'])}, {_steps(summary)}"
     if "batch_size" in summary:
-        yield (
-            "batch",
-            f"{summary['batch_size']} of {summary.get('n', '?')}, {summary.get('sampling', '')}".rstrip(", "),
-        )
+        rows = summary.get("trained_on", summary.get("n", "?"))
+        yield "batch", f"{summary['batch_size']} of {rows}, {summary.get('sampling', '')}".rstrip(", ")
 
 
 def _steps(summary: Mapping[str, Any]) -> str:

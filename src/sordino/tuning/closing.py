@@ -187,6 +187,7 @@ def _summary(
         **{name: value for name, value in of_winner.items() if name not in _ITS_OWN},
         "data": asked.data_name,
         "n": units,
+        "trained_on": plan.outlines[0].terms.units,
         "unit": unit,
         "seeded": trials.standing.seeded,
         "secure": asked.secure,
