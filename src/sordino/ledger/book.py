@@ -210,7 +210,7 @@ class LedgerFile:
         def first(key: bytes) -> list[New]:
             about = {
                 "ledger": secrets.token_hex(8),
-                "key": hashlib.sha256(key).hexdigest(),
+                "key_sha256": hashlib.sha256(key).hexdigest(),
                 "sordino_version": sordino_version(),
                 "created": now(),
             }
