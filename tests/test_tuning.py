@@ -307,6 +307,35 @@ def test_who_chooses_is_promised_something_too(toy: tuple[Tensor, Tensor]) -> No
     assert tuned(toy, score=judges, score_is_public=True).certificate["guarantee"]["units"] == 60
 
 
+class _Particular(nn.Module):
+    """Fails on rows that were made up, whose numbers lie between 0 and 1."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = model()
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        if bool((inputs >= 0).all()):
+            raise ValueError("no such rows")
+        out: Tensor = self.inner(inputs)
+        return out
+
+
+def test_a_model_that_cannot_run_on_made_up_rows_takes_public_ones(toy: tuple[Tensor, Tensor]) -> None:
+    keywords: dict[str, Any] = {
+        "over": RATES,
+        "score": toy,
+        "method": "dp-sgd",
+        "budget": (30.0, 1e-3),
+        "epochs": 1,
+    }
+    keywords |= {"accountant": "rdp", "progress": False, "score_is_public": True}
+    with pytest.raises(ValueError, match="made-up rows"):
+        tune(_Particular(), cross_entropy, toy, **keywords)
+    public = toy[0][:5] - 5, toy[1][:5]
+    assert tune(_Particular(), cross_entropy, toy, template=public, **keywords).epsilon <= 30
+
+
 def test_a_tuning_by_users_scores_users(toy: tuple[Tensor, Tensor]) -> None:
     users = torch.arange(60) // 3
     run = tuned(toy, groups=users, score_groups=users)

@@ -41,7 +41,10 @@ class _Meaning:
         for entry in self._entries.all():
             if (entry.kind == "begun") != (entry.number == 1):
                 return f"entry {entry.number} begins a ledger" if entry.number > 1 else "it does not begin"
-            if entry.number == 1 and entry.body["key_sha256"] != hashlib.sha256(self._entries.key()).hexdigest():
+            if (
+                entry.number == 1
+                and entry.body["key_sha256"] != hashlib.sha256(self._entries.key()).hexdigest()
+            ):
                 return "its key, under which rows are known again, is another one"
             if entry.run is not None:
                 payments.setdefault(entry.run, []).append(entry)

@@ -66,10 +66,11 @@ class Score:
         """What one score costs."""
         return None if self.public else gaussian(self.noise_multiplier)
 
-    def check(self, model: nn.Module) -> None:
-        """Try it on made-up rows, before a private one is seen and before anything is spent."""
+    def check(self, model: nn.Module, template: tuple[Any, Any] | None = None) -> None:
+        """Try it on made-up rows, or on public ones, before a private one is seen and before anything is spent."""
         examples = as_examples(self.data)
-        batches = [examples.template(_TRIED), examples.template(_TRIED, ones=True)]
+        made_up = [examples.template(_TRIED), examples.template(_TRIED, ones=True)]
+        batches = made_up if template is None else [template]
         try:
             with evaluating(model), torch.no_grad(), torch.random.fork_rng(devices=[]):
                 for inputs, targets in batches:

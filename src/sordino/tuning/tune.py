@@ -97,7 +97,7 @@ def tune(
     members = Members(len(examples), groups)
     candidates = candidates_of(over, method, settings, epochs, batch_size)
     judge = Score(score, task, worth, score_is_public, score_groups)
-    judge.check(model)
+    judge.check(model, template)
     warn_of_delta(asked.budget.delta, members.count)
     plan = planned(
         candidates,
