@@ -105,7 +105,8 @@ units, one run each, seeded; epsilon at delta {BUDGET[1]:g}. Lower bounds, all a
 - *assuming nothing*: Steinke, Nasr and Jagielski (2023);
 - *f-DP, if Gaussian*: Mahloujifar, Melis and Chaudhuri (2024), read as the epsilon of a Gaussian's trade-off;
 - *canaries apart*: each canary as a run of its own, which holds where nothing ties them together, and the same read as
-  the epsilon of a Gaussian's trade-off.
+  the epsilon of a Gaussian's trade-off. Only where releases are seen does it belong to the verdict, and to what holds
+  all at once.
 
 "Sought in releases" is white box: every noised gradient. "Model" is the final parameters, of which each canary has one
 to itself; "loss" is black box: canaries are rows of noise with labels, and are sought by their loss.

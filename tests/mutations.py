@@ -373,7 +373,7 @@ MUTATIONS = [
     m("tuning/trials.py", "whatever lies there is a candidate", "if events != planned or", "if False and", "tuning"),
     m("tuning/trials.py", "keys of candidates stay",
       "        delete_checkpoint(folder_of(directory, number) / \"checkpoint\")\n", "", "tuning"),
-    m("tuning/opening.py", "other users", '"groups": _fingerprint(members, key),', "", "tuning"),
+    m("tuning/opening.py", "other users", '"groups": members.fingerprint(key),', "", "tuning"),
     m("ledger/account.py", "how long a selection took", "if may_cost_less(found) else now()", "if False else now()",
       "tuning"),
     m("verifying/numbers.py", "a selection nobody keeps secret",

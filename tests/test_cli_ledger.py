@@ -200,7 +200,7 @@ def test_without_a_delta_epsilon_is_unknown(ask: Asked, here: Path) -> None:
 
 
 def test_nothing_was_counted_yet(ask: Asked, here: Path) -> None:
-    LedgerFile("ledger.db").identity  # noqa: B018  it begins
+    LedgerFile("ledger.db").begin()
     assert ask("show")[1] == ask("runs")[1] == "nothing was counted yet\n"
     assert answer(ask, "show") == {"data_sets": []}
     assert answer(ask, "runs") == {"runs": [], "pieces": []}

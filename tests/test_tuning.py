@@ -791,6 +791,19 @@ def test_a_tuning_begun_in_one_ledger_goes_on_in_no_other(
     for other in (None, tmp_path / "other.db"):
         with pytest.raises(ValueError, match="another ledger"):
             tuned(toy, ledger=other, resume=True, **keywords)
+    with pytest.raises(ValueError, match="counted in a ledger"):
+        abandon(tmp_path / "run", ledger=tmp_path / "other.db")
+    assert not (tmp_path / "other.db").exists()
+
+
+def test_what_a_ledger_cannot_count_is_refused_before_anything_is_written(
+    toy: tuple[Tensor, Tensor], book: LedgerFile, tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match="data_name"):
+        tuned(toy, ledger=book, out=tmp_path / "run")
+    with pytest.raises(ValueError, match="give the ledger's file"):
+        tuned(toy, ledger=book.reserve("toy", gaussian(9.0)), data_name="toy", out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("begun", [1, 3])

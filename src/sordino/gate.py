@@ -304,12 +304,7 @@ class ExampleGate(Door):
         if len(kept) == len(rows):
             return *self._on_device((inputs, targets)), None
 
-        def filled(some: Tensor, made_up: Tensor) -> Tensor:
-            return made_up.repeat(len(rows), *[1] * (some.dim() - 1)).index_copy_(
-                0, kept.to(some.device), some
-            )
-
-        whole = tree_map(filled, (inputs, targets), self._data.template(1))
+        whole = self._data.with_made_up((inputs, targets), kept, len(rows))
         there = torch.zeros(len(rows), dtype=torch.bool).index_fill_(0, kept, True)
         return *self._on_device(whole), there.to(self.theta.device)
 
@@ -428,6 +423,11 @@ class Members:
     @property
     def unit(self) -> str:
         return "example" if self.groups is None else "user"
+
+    def fingerprint(self, key: bytes) -> str | None:
+        """Of who has which rows, keyed, for checkpoints; None where each row is a unit."""
+        groups = self.groups
+        return None if groups is None else as_examples((groups, groups)).fingerprint(key)
 
     def rows(self, units: np.ndarray[Any, Any]) -> tuple[Tensor, Tensor | None]:
         """Row indices of these units, and for groups which unit each row belongs to."""

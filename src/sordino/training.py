@@ -208,10 +208,9 @@ def _noised(method: Method, terms: Terms, asked: Options) -> tuple[Terms, float 
 
 
 def pins_of(examples: Examples, members: Members, engine: Engine, key: bytes) -> Mapping[str, Any]:
-    groups = members.groups
     return {
         "rows of the data": examples.fingerprint(key),
-        "groups": None if groups is None else as_examples((groups, groups)).fingerprint(key),
+        "groups": members.fingerprint(key),
         "model or loss": behaviour(engine.model, engine.vector.theta, engine.loss, examples),
     }
 

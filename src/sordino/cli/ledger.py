@@ -180,7 +180,9 @@ def _shown(epsilon: float) -> str:
 
 def _alone(found: RunRecord) -> str:
     if found.epsilon is None:
-        return "epsilon inf (not private)" if '"non_private"' in str(_run(found)).replace("'", '"') else ""
+        from sordino.privacy.renyi import rdp_of
+
+        return "" if min(rdp_of(found.event)) < math.inf else "epsilon inf (not private)"
     return f"epsilon {_shown(found.epsilon)} at delta {found.delta:g} by itself, as caps count"
 
 

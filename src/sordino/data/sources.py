@@ -83,6 +83,18 @@ class Examples(ABC):
         inputs, targets = self._no_rows()
         return tree_map(made_up, inputs), tree_map(made_up, targets)
 
+    @final
+    def with_made_up(self, some: tuple[Tree, Tree], places: Tensor, rows: int) -> tuple[Tree, Tree]:
+        """A batch of so many rows: these at their places, and made-up ones at all others."""
+        if len(places) == rows:
+            return some
+
+        def filled(part: Tensor, made_up: Tensor) -> Tensor:
+            return made_up.repeat(rows, *[1] * (part.dim() - 1)).index_copy_(0, places.to(part.device), part)
+
+        whole: tuple[Tree, Tree] = tree_map(filled, some, self.template(1))
+        return whole
+
 
 def as_examples(data: Any) -> Examples:
     """Wrap private data: a pair `(inputs, targets)`, a map-style `Dataset`, or an `Examples`.

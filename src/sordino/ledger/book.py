@@ -221,8 +221,15 @@ class LedgerFile:
     # What is read ---------------------------------------------------------------------------------------
 
     @property
-    def identity(self) -> str:
-        """What tells this ledger from every other."""
+    def identity(self) -> str | None:
+        """What tells this ledger from every other; None if it has not begun."""
+        if not self.path.exists():
+            return None
+        with self._file.reading() as entries:
+            return entries.identity()
+
+    def begin(self) -> str:
+        """Make the file, unless it is there; its identity."""
         self._create()
         with self._file.reading() as entries:
             return entries.identity()

@@ -12,6 +12,8 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
+from sordino.privacy.sealing import canonical
+
 NOTHING = bytes(32)  # the hash before the first entry
 PAYMENT = "spend"  # entries of which there are many, and which say no more than what is reserved already
 
@@ -63,11 +65,6 @@ class Head:
 
     def to_json(self) -> dict[str, Any]:
         return {"length": self.length, "head": self.digest}
-
-
-def canonical(value: Any) -> str:
-    """JSON in the one form that is hashed."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
 @lru_cache(maxsize=4096)

@@ -24,8 +24,8 @@ from sordino.ledger.chain import (
     LedgerError,
     broken_link,
     broken_short_link,
-    canonical,
 )
+from sordino.privacy.sealing import canonical
 
 VERSION = 1
 _PATIENCE = (

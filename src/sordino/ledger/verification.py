@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sordino.ledger.account import below, beyond, planned, spent_so_far
-from sordino.ledger.chain import Entry, LedgerError, canonical
+from sordino.ledger.chain import Entry, LedgerError
 from sordino.ledger.file import Entries
 from sordino.ledger.pricing import ORDERS_DIGEST, curve_from, curve_of
 from sordino.privacy.events import event_from_json, event_to_json
 from sordino.privacy.renyi import Vector
+from sordino.privacy.sealing import canonical
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent

@@ -216,7 +216,8 @@ def _largest(holds: Callable[[float], bool], low: float, high: float) -> float:
 
 @dataclass(frozen=True)
 class OneRun:
-    """A claim beside what one run proves. All its bounds hold at once, with probability ``confidence``."""
+    """A claim beside what one run proves. All bounds that belong to the verdict hold at once, with probability
+    ``confidence``; where ``apart`` does not count, it is not one of them."""
 
     claimed: Guarantee
     confidence: float

@@ -56,6 +56,13 @@ def counted(process: Process, plan: RunPlan, recording: Recording) -> Iterator[A
         raise
 
 
+def check_named(data: str) -> None:
+    if data == UNNAMED:
+        raise ValueError(
+            "a ledger counts by the name that its owner gives to a data set: say it, as in data_name='patients'"
+        )
+
+
 class Payer:
     """Pays for the next releases before the first of them is made, a twentieth of the plan at a time: what is in the
     ledger is never less than what was released, and a run has few entries however many steps it takes.
@@ -80,10 +87,7 @@ class Payer:
 
 
 def _reserved(ledger: LedgerFile, process: Process, plan: RunPlan, recording: Recording) -> Account:
-    if plan.data == UNNAMED:
-        raise ValueError(
-            "a ledger counts by the name that its owner gives to a data set: say it, as in data_name='patients'"
-        )
+    check_named(plan.data)
     run = _run_of(recording, ledger)
     return _reserve(ledger, run, process, plan, recording.asked.accountant)
 
@@ -155,7 +159,7 @@ def _run_of(recording: Recording, ledger: LedgerFile) -> str:
     noted, resumed = _read(recording), recording.saved is not None
     if noted is not None:
         run, identity = noted
-        if resumed and (not ledger.path.exists() or identity != ledger.identity):
+        if resumed and identity != ledger.identity:
             raise ValueError(f"this run is counted in another ledger than {ledger.path}: give that one")
         idle = identity == ledger.identity and ledger.is_idle(run)
         if resumed and not idle:
@@ -163,7 +167,7 @@ def _run_of(recording: Recording, ledger: LedgerFile) -> str:
         if idle and ledger.resume(run).is_open:
             ledger.close(run)  # of a process that was killed before it had released anything
     run = secrets.token_hex(8)
-    _note(recording, run, ledger.identity)
+    _note(recording, run, ledger.begin())
     return run
 
 

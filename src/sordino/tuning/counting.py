@@ -10,9 +10,21 @@ from sordino.privacy import repeat
 from sordino.privacy.selection import Stopping
 from sordino.privacy.wording import SEED_WARNING
 from sordino.runs import RunDirectory, delete_checkpoint
-from sordino.runs.options import UNNAMED, Options
+from sordino.runs.counting import check_named
+from sordino.runs.options import Options
 from sordino.tuning.plan import TuningPlan
 from sordino.tuning.state import Standing
+
+
+def ledger_for_tuning(asked: Options) -> LedgerFile | None:
+    """What it is counted in, if anything; refuses what cannot count it."""
+    ledger = ledger_of(asked.ledger)
+    if ledger is None:
+        return None
+    if not isinstance(ledger, LedgerFile):
+        raise ValueError("a tuning reserves for itself: give the ledger's file")
+    check_named(asked.data_name)
+    return ledger
 
 
 @contextmanager
@@ -20,16 +32,10 @@ def counted(
     asked: Options, plan: TuningPlan, standing: Standing, directory: RunDirectory, unit: str, kept: bool
 ) -> Iterator[Account | None]:
     """The account, open in here; None if nobody counts. What cannot be resumed is closed."""
-    ledger = ledger_of(asked.ledger)
+    ledger = ledger_for_tuning(asked)
     if ledger is None:
         yield None
         return
-    if not isinstance(ledger, LedgerFile):
-        raise ValueError("a tuning reserves for itself: give the ledger's file")
-    if asked.data_name == UNNAMED:
-        raise ValueError(
-            "a ledger counts by the name that its owner gives to a data set: say it, as in data_name='patients'"
-        )
     names = dict.fromkeys(each.method.name for each in plan.candidates)
     try:
         account = ledger.reserve(

@@ -17,13 +17,13 @@ from torch import nn
 from sordino.data import Examples, as_examples
 from sordino.gate import Members
 from sordino.gradients import call_model, evaluating
-from sordino.ledger import LedgerFile, ledger_of
 from sordino.noise import Streams
 from sordino.privacy import event_to_json
 from sordino.privacy.certificate import epsilon_to_json, sordino_version
 from sordino.runs import RunDirectory, claimed
 from sordino.runs.options import Options
 from sordino.runs.resume import check_same_plan, digest
+from sordino.tuning.counting import ledger_for_tuning
 from sordino.tuning.plan import TuningPlan
 from sordino.tuning.state import Standing
 
@@ -53,7 +53,7 @@ def standing_of(
     """Where an interrupted tuning stood, or the beginning of a new one, which is on the disk before anything runs."""
     before = opened(directory) if asked.resume else None
     if before is None:
-        if directory.is_complete or not directory.is_empty:
+        if not directory.is_empty:
             raise ValueError(
                 f"{directory.path} is not empty: choose another directory, or resume the tuning in it"
             )
@@ -69,11 +69,12 @@ def standing_of(
     }
     if before.pinned:
         check_same_plan(before.pinned, pinned)
-    ledger = ledger_of(asked.ledger)
-    identity = ledger.identity if isinstance(ledger, LedgerFile) else None
-    if before.pinned and before.ledger != identity:
+    ledger = ledger_for_tuning(asked)
+    if not before.pinned:
+        before.ledger = None if ledger is None else ledger.begin()
+    elif before.ledger != (None if ledger is None else ledger.identity):
         raise ValueError("this tuning was begun with another ledger, or with none: give that one")
-    found = replace(before, pinned=pinned, ledger=identity)
+    found = replace(before, pinned=pinned)
     directory.create()
     found.save(directory.checkpoint_folder)
     directory.write_json("run.json", _running(asked, plan))
@@ -91,15 +92,10 @@ def _pins(
         "methods": [each.method.describe() for each in plan.outlines],
         "rows of the data": examples.fingerprint(key),
         "rows of the score": as_examples(score.data).fingerprint(key),
-        "groups": _fingerprint(members, key),
-        "groups of the score": _fingerprint(score.members, key),
+        "groups": members.fingerprint(key),
+        "groups of the score": score.members.fingerprint(key),
         "model or loss": _behaviour(standing, model, plan, examples),
     }
-
-
-def _fingerprint(members: Members, key: bytes) -> str | None:
-    groups = members.groups
-    return None if groups is None else as_examples((groups, groups)).fingerprint(key)
 
 
 def _behaviour(

@@ -137,7 +137,7 @@ def _affordable(
     if points > _MUCH_NOISE:
         warn(
             f"scores on so few rows have noise of {points:.0f} points at this budget, which hides differences: score "
-            " on more rows, try fewer candidates, or rows that are public (score_is_public)"
+            "on more rows, try fewer candidates, or rows that are public (score_is_public)"
         )
     return found
 

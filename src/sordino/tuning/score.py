@@ -6,6 +6,7 @@ import math
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -52,7 +53,7 @@ class Score:
     groups: Any = None
     least_noise: float = _LEAST_NOISE  # what the budget asks for, if it is more than the rule
 
-    @property
+    @cached_property
     def members(self) -> Members:
         return Members(len(as_examples(self.data)), self.groups)
 
@@ -122,16 +123,16 @@ class Score:
     def _worth_of(self, model: nn.Module, examples: Examples, rows: Tensor) -> Tensor:
         """Rows that cannot be read or computed are worth nothing. A made-up row stands in the place of each, so that
         the others are computed as ever, to the last digit: no row moves what another is worth."""
-        kept, *readable = examples.take_readable(rows)
+        kept, inputs, targets = examples.take_readable(rows)
         there = torch.zeros(len(rows), dtype=torch.bool).index_fill_(0, kept, True)
-        batch = with_made_up(readable, kept, len(rows), examples)
+        batch = examples.with_made_up((inputs, targets), kept, len(rows))
         try:
             return self.values(model, *batch).where(there, 0.0)
         except Exception:  # of whatever kind: what it says may quote a row
             fine = [at for at in range(len(rows)) if there[at] and self._can(model, _part(batch, [at]))]
         if not fine:
             return torch.zeros(len(rows), dtype=torch.float64)
-        batch = with_made_up(_part(batch, fine), torch.tensor(fine), len(rows), examples)
+        batch = examples.with_made_up(_part(batch, fine), torch.tensor(fine), len(rows))
         try:
             found = self.values(model, *batch)
         except Exception:
@@ -156,18 +157,6 @@ class Score:
         if not isinstance(values, Tensor) or values.shape != (rows,):
             raise Unsuitable("worth gives one number from 0 to 1 for each example: check what it returns")
         return values.detach().to("cpu", torch.float64).nan_to_num(nan=0.0).clamp(0.0, 1.0)
-
-
-def with_made_up(some: Any, places: Tensor, rows: int, examples: Examples) -> Any:
-    """A batch of so many rows: these at their places, and made-up ones at all others."""
-    if len(places) == rows:
-        return some
-
-    def filled(part: Tensor, made_up: Tensor) -> Tensor:
-        whole = made_up.to(part.dtype).repeat(rows, *[1] * (part.dim() - 1))
-        return whole.index_copy_(0, places.to(part.device), part)
-
-    return tree_map(filled, tuple(some), examples.template(1))
 
 
 def _scattered(scores: Tensor) -> Tensor:

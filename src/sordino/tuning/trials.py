@@ -73,25 +73,24 @@ class Trials:
                 assumptions=[*self.asked.assumptions, _PART],
                 details=self.asked.details,
             )
-        self._check_trained(candidate, folder)
-        self.with_weights(model, (folder / MODEL).read_bytes())
-        return model
+        return self.with_weights(model, self._trained_weights(candidate, folder))
 
-    def _check_trained(self, candidate: Candidate, folder: Path) -> None:
-        """Whatever lies there is the run that was planned, with the noise that was priced."""
+    def _trained_weights(self, candidate: Candidate, folder: Path) -> bytes:
+        """Whatever lies there is the run that was planned, with the noise that was priced; or ValueError."""
         outline = self.plan.outlines[self.plan.candidates.index(candidate)]
         try:
-            document = json.loads((folder / CERTIFICATE).read_text())
+            document, content = json.loads((folder / CERTIFICATE).read_text()), (folder / MODEL).read_bytes()
             events, written = document["events"], document["model"]["sha256"]
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ValueError(
                 f"the candidate in {folder} cannot be read ({error}): start the tuning afresh"
             ) from error
         planned = event_to_json(outline.terms.cost_with(self.plan.multiplier))
-        if events != planned or hashlib.sha256((folder / MODEL).read_bytes()).hexdigest() != written:
+        if events != planned or hashlib.sha256(content).hexdigest() != written:
             raise ValueError(
                 f"{folder} does not hold the candidate that was planned: start the tuning afresh"
             )
+        return content
 
     def fresh_model(self) -> nn.Module:
         model = copy.deepcopy(self.model)

@@ -19,7 +19,7 @@ from sordino.tasks import Task, as_task
 from sordino.training import warn_of_delta
 from sordino.tuning.candidates import Over, candidates_of
 from sordino.tuning.closing import closed_tuning
-from sordino.tuning.counting import counted
+from sordino.tuning.counting import counted, ledger_for_tuning
 from sordino.tuning.opening import directory_of, standing_of
 from sordino.tuning.plan import planned
 from sordino.tuning.score import Score, Worth
@@ -133,6 +133,7 @@ def _check(asked: Options, stopping: Stopping | None, groups: Any, score_groups:
         raise ValueError("callbacks would see every candidate: leave them out, or train each by itself")
     if asked.show_unprotected:
         raise ValueError("a tuning shows nothing that is not covered: leave out show_unprotected")
+    ledger_for_tuning(asked)  # or refuse, before anything is written
     if (groups is None) != (score_groups is None):
         raise ValueError(
             "where the unit is the user, rows to train on and rows to score on both need ids: give groups and "

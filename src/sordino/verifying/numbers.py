@@ -129,10 +129,7 @@ def _parts(event: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 
 def _units(event: Mapping[str, Any]) -> Iterator[int]:
     """How many units there were to draw from, wherever an event says so."""
-    if event["type"] == "sampled_without_replacement":
-        yield event["units"]
-    for part in [*event.get("events", []), *([event["event"]] if "event" in event else [])]:
-        yield from _units(part)
+    return (part["units"] for part in _parts(event) if part["type"] == "sampled_without_replacement")
 
 
 # Sentences --------------------------------------------------------------------------------------------------------
