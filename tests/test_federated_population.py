@@ -44,7 +44,7 @@ def test_only_those_who_take_part_cost_something() -> None:
         asked.add(client)
         return np.arange(8) + 8 * (client % 150)
 
-    million = Population(DIGITS.train, 10**6, rows, 8.0)  # type: ignore[arg-type]
+    million = Population(DIGITS.train, 10**6, rows, 8.0)
     run = start(data=million, clients=None, per_round=30, rounds=4, algorithm="adabest")
     assert run.summary["n"] == 10**6
     assert len(asked) <= 4 * 30

@@ -260,6 +260,13 @@ DATA_SETS = Registry(
     given=("folders",),
 )
 
+INPUTS = Registry(
+    "kind of data",
+    {
+        "arrays": Entry("data.npz:Arrays", "arrays in one .npz file"),
+    },
+)
+
 RECIPES = Registry(
     "recipe",
     {

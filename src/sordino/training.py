@@ -89,6 +89,7 @@ def train(
         signing_key: a PEM file with the Ed25519 key that signs it; by default the one that ``SORDINO_SIGNING_KEY``
             names.
         details: plain data that goes into run.json.
+        inputs: how raw rows became ``data``; kept in the run, so that the trained model can be given raw rows.
 
     >>> import torch
     >>> rows = torch.randn(60, 4), torch.randint(2, (60,))
@@ -149,6 +150,7 @@ def planned_descent(
         assumptions=_assumptions(terms, members.unit, asked),
         unprotected=_unprotected(asked),
         details=asked.details or {},
+        inputs=asked.inputs,
         method=method,
         epochs=outline.epochs,
         batch_size=outline.batch_size,
@@ -228,6 +230,7 @@ def _assumptions(terms: Terms, unit: str, asked: Options) -> tuple[str, ...]:
         facts.append(terms.explanation)
     facts += [
         *asked.assumptions,
+        *([] if asked.inputs is None else [f"public: {', '.join(asked.inputs.public)}"]),
         "shapes, number of rows and number of classes of the data are public",
         "the model computes the loss of each example without regard to the others (checked on made-up rows)",
     ]
@@ -238,4 +241,6 @@ def _unprotected(asked: Options) -> tuple[str, ...]:
     """What the guarantee does not cover."""
     held_out = "metrics on held-out rows, which are the data of somebody too"
     loss = "the training loss, which was shown on request"
-    return (*([held_out] if asked.test is not None else []), *([loss] if asked.show_unprotected else []))
+    of_inputs = () if asked.inputs is None else asked.inputs.unprotected
+    shown = (*([held_out] if asked.test is not None else []), *([loss] if asked.show_unprotected else []))
+    return (*of_inputs, *shown)

@@ -75,7 +75,8 @@ def declared_name(data: str, loaded: Loaded, data_name: str | None, ledger: Path
 
 def public_facts(loaded: Loaded) -> list[str]:
     """What reading the data took for public, as a certificate says it."""
-    return [f"public: {', '.join(loaded.public)}"] if loaded.public else []
+    # What says how its raw rows became these says that by itself.
+    return [f"public: {', '.join(loaded.public)}"] if loaded.public and loaded.inputs is None else []
 
 
 def check_chance(seed: int | None, secure: bool) -> None:

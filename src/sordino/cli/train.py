@@ -103,6 +103,7 @@ def train(
         signing_key=signing_key,
         assumptions=public_facts(loaded),
         details={"model": spec},
+        inputs=loaded.inputs,
     )
     run_and_show(folder, as_json, run, _lines)
 

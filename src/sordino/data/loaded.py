@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
+
+from sordino.data.inputs import Inputs
 
 
 @dataclass(frozen=True, eq=False)
@@ -16,12 +19,15 @@ class Loaded:
     """
 
     name: str  # the identity under which a ledger counts what was spent
-    train: tuple[Tensor, Tensor]
-    test: tuple[Tensor, Tensor] | None
+    train: Any  # a pair of tensors, or `Examples` where they do not fit into memory
+    test: Any  # likewise, or None
     classes: int
     input_shape: tuple[int, ...]
     task: str = "classification"
     public: tuple[str, ...] = ("number of rows", "number of classes", "shape of the inputs")
     mean: tuple[float, ...] = (0.0,)
     std: tuple[float, ...] = (1.0,)
+    inputs: Inputs | None = (
+        None  # how raw rows became these, so that a trained model can be given more of them
+    )
     users: Tensor | None = None  # whose each training row is, where the rows have owners

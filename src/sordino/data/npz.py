@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from sordino.data.inputs import Inputs, Target
 from sordino.data.loaded import Loaded
+from sordino.data.sources import Examples
 from sordino.data.wrong import Wrong, dtype_word, wrong_with
 from sordino.warn import warn
 
@@ -58,6 +62,7 @@ def load_npz(path: Path, classes: int | None = None) -> Loaded:
     elif largest >= classes:
         raise ValueError(f"{path}: labels are too large for classes={classes}: number them 0..{classes - 1}")
     return Loaded(
+        inputs=Arrays(Target("y", tuple(map(str, range(classes)))), tuple(train[0].shape[1:])),
         # The file's name, not its path or content: a file that moved or changed must not open a fresh budget.
         name=path.stem,
         train=train,
@@ -70,6 +75,29 @@ def load_npz(path: Path, classes: int | None = None) -> Loaded:
             "shape of the inputs",
         ),
     )
+
+
+@dataclass(frozen=True)
+class Arrays(Inputs):
+    """Rows of numbers of one shape; bytes are divided by 255."""
+
+    target: Target
+    row: tuple[int, ...]
+    kind = "arrays"
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.row
+
+    def examples(self, source: Any, *, targets: bool = True, progress: bool = False) -> Examples:
+        raise NotImplementedError
+
+    def describe(self) -> dict[str, Any]:
+        return {"shape": list(self.row)}
+
+    @classmethod
+    def from_description(cls, target: Target, said: Mapping[str, Any]) -> Arrays:
+        return cls(target, tuple(said["shape"]))
 
 
 def _read(path: Path) -> dict[str, npt.NDArray[Any]]:

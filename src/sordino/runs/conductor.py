@@ -21,6 +21,7 @@ from sordino.privacy.certificate import epsilon_to_json, sordino_version
 from sordino.runs.checkpoint import Saved
 from sordino.runs.closing import Run, closed_run
 from sordino.runs.counting import counted
+from sordino.runs.directory import INPUTS
 from sordino.runs.journal import ReleaseJournal
 from sordino.runs.plan import RunPlan
 from sordino.runs.process import Line, Process
@@ -83,6 +84,8 @@ class _Score:
         if saved is None:
             directory.create()
             save_constants(process.model, directory)
+            if self.recording.asked.inputs is not None:
+                directory.write_json(INPUTS, self.recording.asked.inputs.to_json())
             self.save(0)
         directory.write_json("run.json", self._running())
         if saved is not None and saved.unlogged:
@@ -105,6 +108,7 @@ class _Score:
             "evaluations": asked.evaluations,
             "assumptions": list(asked.assumptions),
             "accountant": asked.accountant,
+            "inputs": None if asked.inputs is None else asked.inputs.to_json(),
         }
 
     def save(self, done: int, unlogged: bool = False) -> None:

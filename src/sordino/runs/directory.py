@@ -17,6 +17,7 @@ from sordino.runs.writing import Lines, replace_file, writing
 
 _CHECKPOINT = "checkpoint"
 MODEL = "model.safetensors"
+INPUTS = "inputs.json"
 ACCOUNT = ".account.json"  # under which name a run is in which ledger, until it is complete
 
 

@@ -13,6 +13,7 @@ from typing import Any, TypedDict
 import torch
 from torch import nn
 
+from sordino.data.inputs import Inputs
 from sordino.ledger import ledger_of
 from sordino.privacy import Budget
 from sordino.privacy.budget import budget_of
@@ -47,6 +48,7 @@ class RunOptions(TypedDict, total=False):
     rationale: str | None
     signing_key: str | Path | None
     details: Mapping[str, Any] | None
+    inputs: Inputs | None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -79,6 +81,7 @@ class Options:
     rationale: str | None = None
     signing_key: str | Path | None = None  # a PEM file; else the one that the environment names, if any
     details: Mapping[str, Any] | None = None
+    inputs: Inputs | None = None  # how raw rows became the data: kept with the model, as inputs.json
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "budget", budget_of(self.budget))

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from sordino.data.inputs import Inputs
 from sordino.terms import Terms
 
 # What run.json says besides the plan, so that nothing of the caller's own can pass for it.
@@ -56,6 +57,7 @@ class RunPlan(ABC):
     assumptions: tuple[str, ...]  # what a reader of the guarantee must believe
     unprotected: tuple[str, ...] = ()  # what is shown or written that the guarantee does not cover
     details: Mapping[str, Any] = field(default_factory=dict)  # of the caller's own
+    inputs: Inputs | None = None  # how raw rows became the data
 
     def __post_init__(self) -> None:
         taken = sorted((self._own().keys() | SAID_BY_THE_RUN) & self.details.keys())
@@ -84,7 +86,7 @@ class RunPlan(ABC):
     @property
     def caveat(self) -> str | None:
         """What every output says beside its epsilon."""
-        return self.terms.caveat
+        return self.terms.caveat or (None if self.inputs is None else self.inputs.caveat)
 
     kind: ClassVar[str]  # what a ledger calls it
     deployment: ClassVar[str]  # what a certificate calls it: who has to be trusted
