@@ -54,11 +54,25 @@ def initial_model(spec: str, loaded: Loaded, seed: int | None) -> nn.Module:
     return network
 
 
-def loaded_data(data: str, classes: int | None) -> Loaded:
+def loaded_data(
+    data: str,
+    classes: int | None,
+    image_size: int | None = None,
+    grey: bool = False,
+    features: str | None = None,
+) -> Loaded:
     from sordino.data import load
 
     with warnings_in_one_line():
-        return load(data, classes=classes)
+        if features in (None, "none"):
+            return load(data, classes=classes, image_size=image_size, grey=grey, progress=True)
+        from sordino.features import features_named, with_features
+
+        chosen = features_named(features)  # before data is read, which takes longer
+        texts = "texts" in DATA_SETS.entries[data].facts if data in DATA_SETS else False
+        texts = texts and chosen is not None and chosen.takes == "texts"
+        loaded = load(data, classes=classes, image_size=image_size, grey=grey, texts=texts, progress=True)
+        return with_features(loaded, chosen, public=data in DATA_SETS, progress=True)
 
 
 def declared_name(data: str, loaded: Loaded, data_name: str | None, ledger: Path | None) -> str:

@@ -38,6 +38,9 @@ def train(
     epochs: given.Epochs = None,
     batch_size: given.BatchSize = None,
     model: given.Model = None,
+    features: given.Features = None,
+    image_size: given.ImageSize = None,
+    grey: given.Grey = False,
     sampling: given.Sampling = None,
     accountant: given.Accountant = "auto",
     classes: given.Classes = None,
@@ -71,8 +74,8 @@ def train(
         raise ValueError(
             f"{how.name} needs a budget: give --epsilon and --delta (or --noise-multiplier); there are no defaults"
         )
-    loaded = loaded_data(data, classes)
-    spec = model or default_model(loaded.name, loaded.input_shape)
+    loaded = loaded_data(data, classes, image_size, grey, features)
+    spec = model or default_model(loaded.name, loaded.input_shape, features)
     folder = run_folder(out, loaded.name)
     run = partial(
         run_training,
@@ -102,7 +105,7 @@ def train(
         rationale=rationale,
         signing_key=signing_key,
         assumptions=public_facts(loaded),
-        details={"model": spec},
+        details={"model": spec, **({} if features is None else {"features": features})},
         inputs=loaded.inputs,
     )
     run_and_show(folder, as_json, run, _lines)
