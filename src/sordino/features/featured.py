@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from sordino.cache import user_cache
 from sordino.data import Examples, Loaded, as_examples
 from sordino.data.inputs import FORMAT, Inputs, Target, inputs_from_json
 from sordino.data.kept import KeptExamples, Mapped, counted, nameless
+from sordino.data.schema import Schema
 from sordino.features.frozen import Frozen, refuse_mixing
 from sordino.features.own import own
 from sordino.named import FEATURES
@@ -173,15 +175,16 @@ def _computed(part: Any, features: Frozen, shape: tuple[int, ...], progress: boo
     targets = torch.zeros(0)
     batches = _texts(part, features) if _is_texts(part) else _batches(as_examples(part), features)
     what = f"computing {features.name.partition(':')[0]}"
-    total = -(-count // features.batch)
-    for start, (good, found, labels) in enumerate(counted(batches, total, what, progress)):
-        places = start * features.batch + good
+    size = 1 if _is_texts(part) else features.batch
+    for number, (good, found, labels) in enumerate(counted(batches, -(-count // size), what, progress)):
+        start = number * size
+        places = start + good
         if start == 0:
             targets = torch.zeros((count, *labels.shape[1:]), dtype=labels.dtype)
         kept.rows[places] = found.to(features.dtype)
         kept.touch(len(places))
         readable[places] = True
-        targets[start * features.batch : start * features.batch + len(labels)] = labels
+        targets[start : start + len(labels)] = labels
     return KeptExamples(kept, targets, readable)
 
 
@@ -224,13 +227,54 @@ def _one_by_one(features: Frozen, whole: Tensor, template: Tensor, good: Tensor)
 
 
 def _texts(part: Any, features: Frozen) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """One text at a time: in a batch, how far it is filled up, and so its last digits, depend on the others."""
     texts, targets = part
-    for start in range(0, len(texts), features.batch):
-        some = list(texts[start : start + features.batch])
-        found = _or_none(features, some + [_MADE_UP_TEXTS[0]] * (features.batch - len(some)))
-        good = torch.arange(0 if found is None else len(some))
-        rows = torch.zeros(0) if found is None else found[: len(some)]
-        yield good, rows, targets[start : start + features.batch]
+    for place, text in enumerate(texts):
+        found = _or_none(features, [text])
+        good = torch.arange(0 if found is None else 1)
+        yield good, torch.zeros(0) if found is None else found, targets[place : place + 1]
+
+
+def of_texts(text: str) -> Callable[[list[str]], np.ndarray[Any, Any]]:
+    """A function from texts to their features [n, d], each of its text alone; zeros where they cannot be computed.
+
+    What `embedding = ...` of a text column stands for.
+    """
+    features = features_named(text)
+    if features is None:
+        raise ValueError("an embedding of texts cannot be none: leave it out for hashed words")
+    width = math.prod(_shape_for_texts(features))
+
+    def vectors(texts: list[str]) -> np.ndarray[Any, Any]:
+        made = np.zeros((len(texts), width), dtype=np.float32)
+        for place, each in enumerate(texts):
+            found = _or_none(features, [each])
+            if found is not None:
+                made[place] = found.reshape(-1).numpy()
+        return made
+
+    return vectors
+
+
+def with_embedding(schema: Schema, text: str) -> Schema:
+    """The schema with these features in the place of hashed words, in every column of texts.
+
+    >>> from sordino.data.schema import Column, TargetColumn
+    >>> schema = Schema(TargetColumn("y", labels=("no", "yes")), (Column("note", "text"),))
+    >>> with_embedding(schema, "my.module:function").columns[0].embedding
+    'my.module:function'
+    """
+    if not any(each.kind == "text" for each in schema.columns):
+        raise ValueError(
+            f"features {text!r} are of texts, and the schema has no column of kind text: add one"
+        )
+    return replace(
+        schema,
+        columns=tuple(
+            replace(each, embedding=text, buckets=None, words=None) if each.kind == "text" else each
+            for each in schema.columns
+        ),
+    )
 
 
 def _or_none(features: Frozen, rows: Any) -> Tensor | None:
