@@ -7,27 +7,24 @@ Weights come from torch's global generator, as in every torch module: seed or fo
 from __future__ import annotations
 
 import copy
-import importlib
-import importlib.util
 import inspect
 import math
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from itertools import pairwise
-from pathlib import Path
-from types import ModuleType
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from sordino.data.shakespeare import PAD, SPECIAL
+from sordino.imported import imported, one_line
 from sordino.named import DATA_SETS, MODELS
 
 
-def default_model(data_name: str, input_shape: Sequence[int]) -> str:
+def default_model(data_name: str, input_shape: Sequence[int], features: str | None = None) -> str:
     """The spec to use for a data set when the user names no model; it depends on public facts alone."""
+    if features not in (None, "none"):
+        return "linear"  # what stands in front has done the rest, and noise grows with the parameters
     known = DATA_SETS.entries.get(data_name)
     # Files of one's own may hold tables or images in any layout, and an mlp takes them all.
     return "mlp" if known is None else str(known.facts.get("model", "mlp"))
@@ -125,19 +122,8 @@ def _cnn_of_any_size(channels: int, height: int, width: int, classes: int) -> nn
 
 
 def _imported(spec: str, input_shape: tuple[int, ...], classes: int) -> nn.Module:
-    place, _, name = spec.rpartition(":")
-    file = Path(place).expanduser() if place.endswith(".py") else None
-    if file is not None and not file.is_file():
-        raise ValueError(f"model {spec!r}: there is no file {place}: check the path")
-    with _importable(Path.cwd() if file is None else file.resolve().parent):
-        try:
-            found: Any = importlib.import_module(place) if file is None else _module_of(file.resolve())
-        except Exception as error:  # user code, which may fail in any way
-            raise ValueError(f"model {spec!r}: cannot import {place}: {_one_line(error)}") from error
-        for part in name.split("."):
-            if not hasattr(found, part):
-                raise ValueError(f"model {spec!r}: {place} has no {name}: check the name")
-            found = getattr(found, part)
+    name = spec.rpartition(":")[2]
+    with imported(spec, "model") as found:
         if isinstance(found, nn.Module):  # a finished model: a copy, so that two runs never share weights
             return copy.deepcopy(found)
         if not callable(found):
@@ -148,7 +134,7 @@ def _imported(spec: str, input_shape: tuple[int, ...], classes: int) -> nn.Modul
         try:
             model = found(*arguments, **named)
         except Exception as error:  # user code again
-            raise ValueError(f"model {spec!r}: {name} failed: {_one_line(error)}") from error
+            raise ValueError(f"model {spec!r}: {name} failed: {one_line(error)}") from error
     if not isinstance(model, nn.Module):
         raise ValueError(f"model {spec!r}: {name} returned a {type(model).__name__}: return an nn.Module")
     return model
@@ -183,35 +169,6 @@ def _arguments_for(
     raise ValueError(
         f"model {spec!r} also needs {missing}: it may take input_shape and classes; give others a default"
     )
-
-
-@contextmanager
-def _importable(folder: Path) -> Iterator[None]:
-    """Let imports find `folder`, last of all, so that it never hides an installed package."""
-    sys.path.append(str(folder))
-    try:
-        yield
-    finally:
-        sys.path.remove(str(folder))
-
-
-def _module_of(file: Path) -> ModuleType:
-    name = f"_sordino_model_{file.stem}"
-    found = importlib.util.spec_from_file_location(name, file)
-    assert found is not None
-    assert found.loader is not None
-    module = importlib.util.module_from_spec(found)
-    sys.modules[name] = module  # dataclasses look their own module up while it is being executed
-    try:
-        found.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[name]
-        raise
-    return module
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())
 
 
 # The papers' networks

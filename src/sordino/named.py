@@ -238,7 +238,11 @@ DATA_SETS = Registry(
     "data set",
     {
         "adult": Entry("data.adult:load_adult", "income, US census of 1994", facts={"model": "mlp:64"}),
-        "ag-news": Entry("data.ag_news:load_ag_news", "four kinds of news", facts={"model": "mlp:128"}),
+        "ag-news": Entry(
+            "data.ag_news:load_ag_news",
+            "four kinds of news",
+            facts={"model": "mlp:128", "texts": "data.ag_news:load_texts"},
+        ),
         "cifar10": Entry("data.cifar:load_cifar10", "ten kinds of things, 32x32", facts={"model": "cnn"}),
         "digits": Entry(
             "data.digits:load_digits",
@@ -255,7 +259,7 @@ DATA_SETS = Registry(
             "data.shakespeare:load_shakespeare", "next words, by roles", facts={"model": "lstm"}
         ),
     },
-    also="a path to a .npz file",
+    also="a path to a .npz file, or a folder of class folders with images",
     unknown="unknown {kind} {name!r}: there are {names}",
     given=("folders",),
 )
@@ -264,8 +268,26 @@ INPUTS = Registry(
     "kind of data",
     {
         "arrays": Entry("data.npz:Arrays", "arrays in one .npz file"),
+        "featured": Entry("features.featured:Featured", "any of them, with frozen features in front"),
+        "images": Entry("data.images:Images", "images in class folders"),
         "table": Entry("data.table:Table", "rows of a table, by a schema"),
     },
+)
+
+FEATURES = Registry(
+    "kind of features",
+    {
+        "none": Entry("features.frozen:nothing", "the rows as they are, the default"),
+        "scattering": Entry("features.scattering:Scattering", "wavelets of images, nothing learnt"),
+        "sentence-transformers": Entry(
+            "features.text:Sentences",
+            "texts by a public model, a name or a path",
+            takes="model",
+            example="all-MiniLM-L6-v2",
+        ),
+    },
+    also="MODULE:CALLABLE or path/to/file.py:CALLABLE",
+    unknown="unknown {kind} {name!r}: use {names}",
 )
 
 RECIPES = Registry(
@@ -363,6 +385,7 @@ TABLES = {
     "stoppings": STOPPINGS,
     "models": MODELS,
     "data sets": DATA_SETS,
+    "features": FEATURES,
     "recipes": RECIPES,
 }
 

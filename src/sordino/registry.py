@@ -60,7 +60,7 @@ class Registry(Mapping[str, Any]):
 
     def __getitem__(self, name: str) -> Any:
         entry = self.entries[name]
-        found = _loaded(entry.home) if isinstance(entry.home, str) else entry.home
+        found = registered(entry.home) if isinstance(entry.home, str) else entry.home
         if isinstance(found, Mapping):  # a family, whose module has a table of its own
             found = found[name]
         return partial(found, **entry.settings) if entry.settings else found
@@ -203,7 +203,8 @@ def meant(setting: str, known: Iterable[str]) -> str:
     return f"; did you mean {close[0]}?" if close else ""
 
 
-def _loaded(home: str) -> Any:
+def registered(home: str) -> Any:
+    """What is at module:attribute below sordino."""
     module, _, path = home.partition(":")
     found = importlib.import_module(f"sordino.{module}")
     for attribute in path.split("."):

@@ -54,15 +54,20 @@ def initial_model(spec: str, loaded: Loaded, seed: int | None) -> nn.Module:
     return network
 
 
-def loaded_data(data: str, classes: int | None, **table: Any) -> Loaded:
-    """The data; of a table besides what is said about it."""
+def loaded_data(data: str, classes: int | None, features: str | None = None, **said: Any) -> Loaded:
+    """The data, by what is said about it: of a table, of a folder of images; its features in the place of it."""
     from sordino.data import load
-    from sordino.data.columns import is_table
 
-    if data not in DATA_SETS and is_table(data):
-        table["progress"] = True
     with warnings_in_one_line():
-        return load(data, classes=classes, **table)
+        if features in (None, "none"):
+            return load(data, classes=classes, progress=True, **said)
+        from sordino.features import features_named, with_features
+
+        chosen = features_named(features)  # before data is read, which takes longer
+        texts = "texts" in DATA_SETS.entries[data].facts if data in DATA_SETS else False
+        texts = texts and chosen is not None and chosen.takes == "texts"
+        loaded = load(data, classes=classes, texts=texts, progress=True, **said)
+        return with_features(loaded, chosen, public=data in DATA_SETS, progress=True)
 
 
 def user_of(
@@ -88,13 +93,13 @@ def user_of(
     return named
 
 
-def model_for(loaded: Loaded) -> str:
+def model_for(loaded: Loaded, features: str | None = None) -> str:
     """The model that is taken if nobody names one: of public facts alone."""
     from sordino.models import default_model
 
     columns = getattr(getattr(loaded.inputs, "schema", None), "columns", None)
     if columns is None:
-        return default_model(loaded.name, loaded.input_shape)
+        return default_model(loaded.name, loaded.input_shape, features)
     kinds = {each.kind for each in columns} - {"ignore"}
     # Thousands of words, or the numbers of an embedding, leave little to a hidden layer but noise.
     return "linear" if kinds == {"text"} else "mlp:64"

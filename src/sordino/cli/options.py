@@ -12,6 +12,7 @@ from sordino.named import (
     ALGORITHMS,
     DATA_SETS,
     ENGINES,
+    FEATURES,
     LOCAL_RULES,
     METHODS,
     MODELS,
@@ -23,6 +24,15 @@ from sordino.named import (
 
 Data = Annotated[str, typer.Argument(metavar="DATA", help=f"{DATA_SETS.help()}.")]
 Model = Annotated[str | None, typer.Option(help=f"{MODELS.help()}. By default chosen for the data.")]
+Features = Annotated[
+    str | None,
+    typer.Option(help=f"Frozen public features in front of the model: {FEATURES.help()}. Computed once."),
+]
+ImageSize = Annotated[
+    int | None,
+    typer.Option(help="Pixels of a side, for a folder of images: by default 32, whatever they have."),
+]
+Grey = Annotated[bool, typer.Option("--grey", help="Images of a folder in grey; by default in colours.")]
 Accountant = Annotated[str, typer.Option(help=f"{ACCOUNTANTS.help()}.")]
 Classes = Annotated[int | None, typer.Option(help="Number of classes of an .npz, if it is public.")]
 Secure = Annotated[

@@ -40,6 +40,9 @@ def train(
     epochs: given.Epochs = None,
     batch_size: given.BatchSize = None,
     model: given.Model = None,
+    features: given.Features = None,
+    image_size: given.ImageSize = None,
+    grey: given.Grey = False,
     sampling: given.Sampling = None,
     accountant: given.Accountant = "auto",
     classes: given.Classes = None,
@@ -83,6 +86,9 @@ def train(
     loaded = loaded_data(
         data,
         classes,
+        features,
+        image_size=image_size,
+        grey=grey,
         target=target,
         schema=schema,
         test=test,
@@ -90,7 +96,7 @@ def train(
         user=user,
         rows_per_user=rows_per_user,
     )
-    spec = model or model_for(loaded)
+    spec = model or model_for(loaded, features)
     folder = run_folder(out, loaded.name)
     run = partial(
         run_training,
@@ -121,7 +127,7 @@ def train(
         rationale=rationale,
         signing_key=signing_key,
         assumptions=public_facts(loaded),
-        details={"model": spec},
+        details={"model": spec, **({} if features is None else {"features": features})},
         inputs=loaded.inputs,
     )
     run_and_show(folder, as_json, run, _lines)

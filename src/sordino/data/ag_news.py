@@ -6,6 +6,7 @@ import csv
 import re
 import zipfile
 from array import array
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
@@ -63,6 +64,26 @@ def load_ag_news(folders: Folders) -> Loaded:
     )
 
 
+def load_texts(folders: Folders) -> Loaded:
+    """AG News as it is written, for features of texts: each row its title and description, no word left out."""
+    parts = []
+    for path in (_locate(folders, _TRAIN), _locate(folders, _TEST)):
+        texts: list[str] = []
+        targets = array("q")
+        for label, title, description in _raw_rows(path):
+            texts.append(f"{title}. {description}")
+            targets.append(int(label) - 1)
+        parts.append((texts, torch.tensor(targets, dtype=torch.int64)))
+    return Loaded(
+        name="ag-news",
+        train=parts[0],
+        test=parts[1],
+        classes=len(_CLASSES),
+        input_shape=(),
+        public=("number of rows", "number of classes"),
+    )
+
+
 def _locate(folders: Folders, *paths: str) -> Path:
     found = folders.find(*paths)
     if found is None:
@@ -83,23 +104,35 @@ class _Rows:
 def _read_rows(path: Path, vocabulary: dict[str, int]) -> _Rows:
     """The rows of a file; `vocabulary` grows by their words."""
     words, lengths, targets = array("q"), array("q"), array("q")
+    for label, title, description in _raw_rows(path):
+        text = f"{title} {description}".lower()
+        if ";" in text:  # else there is no reference to look for, which is slow
+            text = _REFERENCE.sub(" ", text)
+        found = _WORD.findall(text)
+        words.extend([vocabulary.setdefault(word, len(vocabulary)) for word in found])
+        lengths.append(len(found))
+        targets.append(int(label) - 1)
+    return _Rows(
+        np.array(words, dtype=np.int64),
+        np.array(lengths, dtype=np.int64),
+        torch.tensor(targets, dtype=torch.int64),
+    )
+
+
+def _raw_rows(path: Path) -> Iterator[tuple[str, str, str]]:
+    """Class, title and description of every row."""
+    some = False
     try:
         with path.open(encoding="utf-8", newline="") as file:
-            rows = csv.reader(file, strict=True)
-            for row in rows:
+            for row in csv.reader(file, strict=True):
                 if len(row) != 3:
                     # Neither what the row holds nor its line: the file may be one of the user's own.
                     wrong = "a row that is not a class, a title and a description"
                     raise ValueError(f"{path} has {wrong}: {_REPAIR}")
                 if row[0] not in _CLASSES:
                     raise ValueError(f"{path} has a class that is not 1, 2, 3 or 4: {_REPAIR}")
-                text = f"{row[1]} {row[2]}".lower()
-                if ";" in text:  # else there is no reference to look for, which is slow
-                    text = _REFERENCE.sub(" ", text)
-                found = _WORD.findall(text)
-                words.extend([vocabulary.setdefault(word, len(vocabulary)) for word in found])
-                lengths.append(len(found))
-                targets.append(int(row[0]) - 1)
+                some = True
+                yield row[0], row[1], row[2]
     except csv.Error:
         raise ValueError(f"{path} has rows that are damaged: {_REPAIR}") from None
     except UnicodeDecodeError:
@@ -108,13 +141,8 @@ def _read_rows(path: Path, vocabulary: dict[str, int]) -> _Rows:
         raise ValueError(
             f"cannot read {path} ({error.strerror or 'it is damaged'}): check the file"
         ) from None
-    if not targets:
+    if not some:
         raise ValueError(f"{path} has no rows: {_REPAIR}")
-    return _Rows(
-        np.array(words, dtype=np.int64),
-        np.array(lengths, dtype=np.int64),
-        torch.tensor(targets, dtype=torch.int64),
-    )
 
 
 def _read_vectors(path: Path, vocabulary: dict[str, int]) -> tuple[_Floats, npt.NDArray[np.bool_]]:

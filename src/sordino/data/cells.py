@@ -21,6 +21,7 @@ import numpy.typing as npt
 from sordino.data.inputs import Target
 from sordino.data.matrix import Cells, as_cells, as_floats
 from sordino.data.schema import TEXT_BUCKETS, TEXT_WORDS, Column
+from sordino.registry import registered
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -296,10 +297,9 @@ class Embedded(Encoder):
 
     def encoded(self, array: pa.Array) -> Cells:
         text = texts_of(array).to_pylist()
-        made = np.zeros((len(text), self.width), dtype=np.float32)
-        there = [row for row, each in enumerate(text) if each is not None]
-        if there:
-            made[there] = np.asarray(self._embedding([text[row] for row in there]), dtype=np.float32)
+        made = np.array(self._embedding([each or "" for each in text]), dtype=np.float32)
+        made = made.reshape(len(text), self.width)
+        made[[each is None for each in text]] = 0
         return as_cells(np.nan_to_num(made))
 
     def expanded(self, cells: Cells, into: Dense) -> None:
@@ -308,9 +308,8 @@ class Embedded(Encoder):
 
 def embedding_of(spec: str) -> Embedding:
     """What ``embedding = SPEC`` of a text column names: a function from a list of texts to numbers [rows, dim]."""
-    raise ValueError(
-        f"embedding {spec!r} of a text column is not supported yet: leave it out for hashed words"
-    )
+    found: Embedding = registered("features.featured:of_texts")(spec)  # a part that knows this one
+    return found
 
 
 def encoder_for(column: Column) -> Encoder:

@@ -1,0 +1,336 @@
+"""Frozen features in front of a private model: computed once, of each row by itself."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sordino.cache import user_cache
+from sordino.data import Examples, Loaded, as_examples
+from sordino.data.inputs import FORMAT, Inputs, Target, inputs_from_json
+from sordino.data.kept import KeptExamples, Mapped, counted, nameless
+from sordino.data.schema import Schema
+from sordino.features.frozen import Frozen, refuse_mixing
+from sordino.features.own import own
+from sordino.named import FEATURES
+
+_WORTH_KEEPING = 5.0  # seconds; what took less is computed again sooner than read
+_MADE_UP_TEXTS = [f"{word} text, made up" for word in ("one", "another", "a longer and a longer", "no", "")]
+
+
+def features_named(text: str) -> Frozen | None:
+    """What --features names: `none`, `scattering`, `sentence-transformers:NAME_OR_PATH`, or MODULE:CALLABLE.
+
+    >>> features_named("scattering")
+    Scattering(normalised=True)
+    """
+    head, colon, rest = text.partition(":")
+    if head == "sentence-transformers":
+        if not rest:
+            raise ValueError("sentence-transformers needs its model: give a name or a path behind the colon")
+        found: Frozen = FEATURES["sentence-transformers"](rest)
+        return found
+    if head.partition(",")[0] in FEATURES:
+        parsed: Frozen | None = FEATURES.parsed(text)
+        return parsed
+    if head and colon and rest:
+        return own(text)
+    raise ValueError(FEATURES.unknown(text))
+
+
+def with_features(
+    loaded: Loaded, named: str | Frozen | None, *, public: bool = False, progress: bool = False
+) -> Loaded:
+    """The data with features in the place of its rows.
+
+    Features of private rows lie in files without a name, which are gone with the process. Those of a ``public`` set are
+    kept in the user's cache, if they took long.
+    """
+    features = features_named(named) if isinstance(named, str) else named
+    if features is None:
+        return loaded
+    if isinstance(loaded.train, tuple) and isinstance(loaded.train[0], list):
+        shape = _shape_for_texts(features)
+    else:
+        shape = features.shape(loaded.input_shape)
+        _check(features, loaded.input_shape)
+    parts = [
+        None if part is None else _featured(part, features, shape, public, progress)
+        for part in (loaded.train, loaded.test)
+    ]
+    said = f"features computed by {features.name}, of each row by itself"
+    return replace(
+        loaded,
+        train=parts[0],
+        test=parts[1],
+        input_shape=shape,
+        public=(*loaded.public, said),
+        mean=(0.0,),
+        std=(1.0,),
+        inputs=None if loaded.inputs is None else Featured(loaded.inputs.target, loaded.inputs, features),
+    )
+
+
+@dataclass(frozen=True)
+class Featured(Inputs):
+    """Rows of another kind, of which a model sees features."""
+
+    target: Target
+    base: Inputs
+    features: Frozen
+    kind = "featured"
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.features.shape(self.base.shape)
+
+    def examples(self, source: Any, *, targets: bool = True, progress: bool = False) -> Examples:
+        rows = self.base.examples(source, targets=targets, progress=progress)
+        return _computed(rows, self.features, self.shape, progress)
+
+    def describe(self) -> dict[str, Any]:
+        base = {
+            name: value for name, value in self.base.to_json().items() if name not in ("format", "target")
+        }
+        return {"features": self.features.describe(), "base": base}
+
+    @classmethod
+    def from_description(cls, target: Target, said: Mapping[str, Any]) -> Featured:
+        base = inputs_from_json({**said["base"], "format": FORMAT, "target": target.to_json()})
+        features = features_named(said["features"]["name"])
+        if features is None:
+            raise KeyError
+        _refuse_others(features, said["features"])
+        return cls(target, base, features)
+
+    @property
+    def public(self) -> tuple[str, ...]:
+        return (*self.base.public, f"features computed by {self.features.name}, of each row by itself")
+
+    @property
+    def unprotected(self) -> tuple[str, ...]:
+        return self.base.unprotected
+
+    @property
+    def caveat(self) -> str | None:
+        return self.base.caveat
+
+
+def _refuse_others(features: Frozen, said: Mapping[str, Any]) -> None:
+    weights = said.get("weights")
+    if weights is not None and features.describe().get("weights", weights) != weights:
+        raise ValueError(
+            f"features {features.name!r} have other weights than those the model was trained behind: put them back"
+        )
+
+
+def _check(features: Frozen, row: tuple[int, ...]) -> None:
+    if features.takes == "texts":
+        raise ValueError(
+            f"features {features.name!r} are for texts, and the rows are numbers: leave them out"
+        )
+    refuse_mixing(features, torch.rand((5, *row), generator=torch.Generator().manual_seed(1)))
+
+
+def _shape_for_texts(features: Frozen) -> tuple[int, ...]:
+    if features.takes == "images":
+        raise ValueError(f"features {features.name!r} are for images, and the rows are texts: leave them out")
+    return tuple(refuse_mixing(features, list(_MADE_UP_TEXTS)).shape[1:])
+
+
+def _featured(
+    part: Any, features: Frozen, shape: tuple[int, ...], public: bool, progress: bool
+) -> KeptExamples:
+    if not public:
+        return _computed(part, features, shape, progress)
+    file = user_cache() / "features" / f"{_content(part, features, shape)}.npy"
+    targets = part[1] if _is_texts(part) else _targets(part)
+    readable = torch.ones(len(targets), dtype=torch.bool)
+    found = _kept(file, (len(targets), *shape), features.dtype)
+    if found is not None:
+        return KeptExamples(found, targets, readable)
+    begun = time.monotonic()
+    computed = _computed(part, features, shape, progress)
+    if time.monotonic() - begun > _WORTH_KEEPING:
+        _keep(computed.stored, file)
+    return computed
+
+
+def _computed(part: Any, features: Frozen, shape: tuple[int, ...], progress: bool) -> KeptExamples:
+    """Features of all rows, a fixed number at a time, in a file without a name."""
+    count = len(part[1]) if _is_texts(part) else len(as_examples(part))
+    kept = nameless((count, *shape), features.dtype)
+    readable = torch.zeros(count, dtype=torch.bool)
+    targets = torch.zeros(0)
+    batches = _texts(part, features) if _is_texts(part) else _batches(as_examples(part), features)
+    what = f"computing {features.name.partition(':')[0]}"
+    size = 1 if _is_texts(part) else features.batch
+    for number, (good, found, labels) in enumerate(counted(batches, -(-count // size), what, progress)):
+        start = number * size
+        places = start + good
+        if start == 0:
+            targets = torch.zeros((count, *labels.shape[1:]), dtype=labels.dtype)
+        kept.rows[places] = found.to(features.dtype)
+        kept.touch(len(places))
+        readable[places] = True
+        targets[start : start + len(labels)] = labels
+    return KeptExamples(kept, targets, readable)
+
+
+def _batches(examples: Examples, features: Frozen) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Of every batch the places that can be used, their features, and the targets of all.
+
+    Batches are always of one size, with made-up rows in the place of those that cannot be read or are not there: so a
+    row's features do not depend on what the others are, to the last digit.
+    """
+    size = features.batch
+    template, labels = examples.template(1)
+    if not isinstance(template, Tensor) or not isinstance(labels, Tensor):
+        raise ValueError(
+            "features are computed of rows that are one tensor each: give them as one, or no features"
+        )
+    for start in range(0, len(examples), size):
+        wanted = torch.arange(start, min(start + size, len(examples)))
+        good, inputs, targets = examples.take_readable(wanted)
+        whole = template.repeat(size, *[1] * (template.dim() - 1)).index_copy_(0, good, inputs)
+        every = labels.repeat(len(wanted), *[1] * (labels.dim() - 1)).index_copy_(0, good, targets)
+        found = _or_none(features, whole)
+        if found is None:
+            yield *_one_by_one(features, whole, template, good), every
+        else:
+            yield good, found[good], every
+
+
+def _one_by_one(features: Frozen, whole: Tensor, template: Tensor, good: Tensor) -> tuple[Tensor, Tensor]:
+    """A row that code of the user's fails at counts as one that cannot be read: which it is must not show."""
+    kept, rows = [], []
+    for place in good.tolist():
+        alone = template.repeat(len(whole), *[1] * (template.dim() - 1))
+        alone[place] = whole[place]
+        found = _or_none(features, alone)
+        if found is not None:
+            kept.append(place)
+            rows.append(found[place])
+    shape = features.shape(tuple(whole.shape[1:]))
+    return torch.tensor(kept, dtype=torch.int64), torch.stack(rows) if rows else torch.zeros((0, *shape))
+
+
+def _texts(part: Any, features: Frozen) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """One text at a time: in a batch, how far it is filled up, and so its last digits, depend on the others."""
+    texts, targets = part
+    for place, text in enumerate(texts):
+        found = _or_none(features, [text])
+        good = torch.arange(0 if found is None else 1)
+        yield good, torch.zeros(0) if found is None else found, targets[place : place + 1]
+
+
+def of_texts(text: str) -> Callable[[list[str]], np.ndarray[Any, Any]]:
+    """A function from texts to their features [n, d], each of its text alone; zeros where they cannot be computed.
+
+    What `embedding = ...` of a text column stands for.
+    """
+    features = features_named(text)
+    if features is None:
+        raise ValueError("an embedding of texts cannot be none: leave it out for hashed words")
+    width = math.prod(_shape_for_texts(features))
+
+    def vectors(texts: list[str]) -> np.ndarray[Any, Any]:
+        made = np.zeros((len(texts), width), dtype=np.float32)
+        for place, each in enumerate(texts):
+            found = _or_none(features, [each])
+            if found is not None:
+                made[place] = found.reshape(-1).numpy()
+        return made
+
+    return vectors
+
+
+def with_embedding(schema: Schema, text: str) -> Schema:
+    """The schema with these features in the place of hashed words, in every column of texts.
+
+    >>> from sordino.data.schema import Column, TargetColumn
+    >>> schema = Schema(TargetColumn("y", labels=("no", "yes")), (Column("note", "text"),))
+    >>> with_embedding(schema, "my.module:function").columns[0].embedding
+    'my.module:function'
+    """
+    if not any(each.kind == "text" for each in schema.columns):
+        raise ValueError(
+            f"features {text!r} are of texts, and the schema has no column of kind text: add one"
+        )
+    return replace(
+        schema,
+        columns=tuple(
+            replace(each, embedding=text, buckets=None, words=None) if each.kind == "text" else each
+            for each in schema.columns
+        ),
+    )
+
+
+def _or_none(features: Frozen, rows: Any) -> Tensor | None:
+    try:
+        with torch.no_grad():
+            return features(rows)
+    except (Exception, SystemExit):  # what it says may quote a row
+        return None
+
+
+def _is_texts(part: Any) -> bool:
+    return isinstance(part, tuple) and isinstance(part[0], list)
+
+
+def _targets(part: Any) -> Tensor:
+    targets = part[1] if isinstance(part, tuple) else None
+    assert isinstance(targets, Tensor), "named sets are pairs"
+    return targets
+
+
+# What is kept of public sets
+
+
+def _content(part: Any, features: Frozen, shape: tuple[int, ...]) -> str:
+    """What tells one set and one way of computing from others. Of public rows: of private ones it would be a test of
+    who is among them."""
+    digest = hashlib.blake2b(f"1 {features.describe()} {shape} {features.dtype}".encode(), digest_size=20)
+    if _is_texts(part):
+        for text in part[0]:
+            digest.update(text.encode() + b"\0")
+    else:
+        digest.update((as_examples(part).fingerprint(b"public") or "").encode())
+    return digest.hexdigest()
+
+
+def _kept(file: Path, shape: tuple[int, ...], dtype: torch.dtype) -> Mapped | None:
+    try:
+        # as a private map: nobody writes to the file through it
+        found = np.load(file, mmap_mode="c", allow_pickle=False)
+    except (OSError, ValueError, EOFError, TypeError):
+        return None
+    fits = isinstance(found, np.memmap) and found.shape == shape
+    return Mapped(found) if fits and torch.from_numpy(found).dtype == dtype else None
+
+
+def _keep(rows: Tensor, file: Path) -> None:
+    """A cache that cannot be written is none."""
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        handle, partial = tempfile.mkstemp(dir=file.parent, prefix=".", suffix=".part")
+        try:
+            with os.fdopen(handle, "wb") as out:
+                np.save(out, rows.numpy(), allow_pickle=False)
+            os.replace(partial, file)
+        except BaseException:
+            os.unlink(partial)
+            raise
+    except OSError:
+        return
