@@ -45,6 +45,8 @@ ORDER = [
     "runs",
     "descent",
     "training",
+    "trained",
+    "exporting",
     "tuning",
     "federated",
     "auditing",

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from sordino.data.partitions import Natural as Natural
     from sordino.data.partitions import Pathological as Pathological
     from sordino.data.partitions import Random as Random
+    from sordino.exporting import export as export
     from sordino.federated import AdaBest as AdaBest
     from sordino.federated import Conditions as Conditions
     from sordino.federated import FedAdam as FedAdam
@@ -85,6 +86,8 @@ if TYPE_CHECKING:
     from sordino.tasks import next_words as next_words
     from sordino.tasks import reconstruction as reconstruction
     from sordino.tasks import regression as regression
+    from sordino.trained import Trained as Trained
+    from sordino.trained import load as load
     from sordino.training import train as train
     from sordino.tuning import abandon as abandon
     from sordino.tuning import tune as tune
@@ -148,6 +151,7 @@ _HOMES = {
     "Stopping": "sordino.privacy.selection",
     "Task": "sordino.tasks",
     "Tolerance": "sordino.rates",
+    "Trained": "sordino.trained",
     "Travel": "sordino.rates",
     "Tree": "sordino.noise",
     "Unclipped": "sordino.clipping",
@@ -165,7 +169,9 @@ _HOMES = {
     "dp_ftrl": "sordino.methods",
     "dp_sgd": "sordino.methods",
     "evaluate": "sordino.tasks",
+    "export": "sordino.exporting",
     "federate": "sordino.federated",
+    "load": "sordino.trained",
     "method": "sordino.methods",
     "next_words": "sordino.tasks",
     "oso": "sordino.methods",

@@ -264,6 +264,7 @@ INPUTS = Registry(
     "kind of data",
     {
         "arrays": Entry("data.npz:Arrays", "arrays in one .npz file"),
+        "named": Entry("data.named:Named", "a named public set"),
     },
 )
 
