@@ -52,6 +52,18 @@ MUTATIONS = [
       "if not parameter.is_contiguous():", "vector"),
     m("vector.py", "theta not put back", "    finally:\n        live.copy_(saved)",
       "    finally:\n        pass", "gate::test_evaluating_elsewhere_leaves_the_model_as_it_was"),
+    # A finished run put to use
+    m("trained.py", "weights of anybody", "if hashlib.sha256(content).hexdigest() != written:", "if not content:",
+      "trained::test_weights_that_are_not_those_of_the_certificate_are_refused"),
+    m("trained.py", "an unfinished run passes", "    if not directory.is_complete:\n", "    if False:\n",
+      "trained::test_an_unfinished_run_is_refused"),
+    m("trained.py", "evaluation passes for covered", '"left_out": left_out, "covered": False}',
+      '"left_out": left_out, "covered": True}', "trained::test_evaluation_counts_what_it_says"),
+    m("exporting.py", "paths of the machine in a file", "    _forget_source(proto)\n", "",
+      "exporting::test_a_file_has_nothing_of_the_machine_and_nothing_of_a_checkpoint"),
+    m("tuning/closing.py", "what was public is lost",
+      """        *([] if trials.asked.inputs is None else [f"public: {', '.join(trials.asked.inputs.public)}"]),\n""", "",
+      "trained::test_tunings_and_federations_are_loaded_too"),
     # Ledger
     m("ledger/pricing.py", "two hops counted as one",
       "(orders - 0.5) / (orders - 1) * at(2 * orders) + at(2 * orders - 1)",

@@ -144,8 +144,9 @@ def _written(
 
 def _csv(batches: Iterator[Iterator[list[Any]]], columns: list[str], file: Any) -> int:
     writer, count = csv.writer(file, lineterminator="\n"), 0
-    writer.writerow(columns)
-    for batch in batches:
+    for number, batch in enumerate(batches):
+        if number == 0:
+            writer.writerow(columns)  # not before: what is refused leaves nothing on stdout
         for line in batch:
             # A lone empty cell would be an empty line, which readers skip.
             writer.writerow(["" if cell is None else cell for cell in line])
