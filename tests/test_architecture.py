@@ -47,6 +47,8 @@ ORDER = [
     "training",
     "trained",
     "exporting",
+    "own_loop",
+    "estimators",
     "tuning",
     "federated",
     "auditing",

@@ -64,7 +64,7 @@ def test_a_model_that_has_a_name_is_built_again(tmp_path: Path) -> None:
         sd.load(folder)  # the linear model has a layer before its first, and other names
     digits, spec = load("digits"), {"model": "mlp:8"}
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 10))
-    kept = {"inputs": digits.inputs, "details": spec, "out": tmp_path / "digits"}
+    kept: dict[str, Any] = {"inputs": digits.inputs, "details": spec, "out": tmp_path / "digits"}
     sd.train(model, loss, digits.train, budget=(3, 1e-3), epochs=0.1, **kept)
     trained = sd.load(tmp_path / "digits")
     with torch.no_grad():

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from sordino.data.partitions import Natural as Natural
     from sordino.data.partitions import Pathological as Pathological
     from sordino.data.partitions import Random as Random
+    from sordino.estimators import SordinoClassifier as SordinoClassifier
+    from sordino.estimators import SordinoRegressor as SordinoRegressor
+    from sordino.estimators import check_pipeline as check_pipeline
     from sordino.exporting import export as export
     from sordino.federated import AdaBest as AdaBest
     from sordino.federated import Conditions as Conditions
@@ -60,6 +63,8 @@ if TYPE_CHECKING:
     from sordino.methods import sgd as sgd
     from sordino.noise import Gaussian as Gaussian
     from sordino.noise import Tree as Tree
+    from sordino.own_loop import PrivateLoop as PrivateLoop
+    from sordino.own_loop import make_private as make_private
     from sordino.privacy import Budget as Budget
     from sordino.privacy import Ledger as Ledger
     from sordino.privacy.selection import Stopping as Stopping
@@ -135,6 +140,7 @@ _HOMES = {
     "PerLayer": "sordino.clipping",
     "Poisson": "sordino.data",
     "Population": "sordino.federated",
+    "PrivateLoop": "sordino.own_loop",
     "Quantile": "sordino.clipping",
     "Random": "sordino.data.partitions",
     "Released": "sordino.gate",
@@ -148,6 +154,8 @@ _HOMES = {
     "Sgd": "sordino.steps",
     "Shuffled": "sordino.data",
     "SlowGradients": "sordino.gradients",
+    "SordinoClassifier": "sordino.estimators",
+    "SordinoRegressor": "sordino.estimators",
     "Stopping": "sordino.privacy.selection",
     "Task": "sordino.tasks",
     "Tolerance": "sordino.rates",
@@ -163,6 +171,7 @@ _HOMES = {
     "audit_federation": "sordino.run_auditing",
     "audit_run": "sordino.run_auditing",
     "auto": "sordino.methods",
+    "check_pipeline": "sordino.estimators",
     "classification": "sordino.tasks",
     "dp_adam": "sordino.methods",
     "dp_dog": "sordino.methods",
@@ -172,6 +181,7 @@ _HOMES = {
     "export": "sordino.exporting",
     "federate": "sordino.federated",
     "load": "sordino.trained",
+    "make_private": "sordino.own_loop",
     "method": "sordino.methods",
     "next_words": "sordino.tasks",
     "oso": "sordino.methods",

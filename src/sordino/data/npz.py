@@ -83,7 +83,7 @@ def load_npz(path: Path, classes: int | None = None) -> Loaded:
 
 @dataclass(frozen=True)
 class Arrays(Inputs):
-    """Rows of numbers of one shape. Bytes are divided by 255; with bounds, floats between them become -1 to 1.
+    """Rows of numbers of one shape. Bytes are divided by 255; with bounds, floats become -1 to 1, and missing ones 0.
 
     >>> import numpy as np
     >>> inputs = Arrays(Target("y", ("no", "yes")), (2,), low=(0.0,), high=(10.0,))
@@ -122,7 +122,7 @@ class Arrays(Inputs):
             return rows.to(torch.float32)
         low, high = (torch.tensor(bound, dtype=torch.float64) for bound in (self.low, self.high))
         scaled = (rows.to(torch.float64).clamp(low, high) - low) / ((high - low) / 2) - 1
-        return scaled.to(torch.float32)
+        return scaled.nan_to_num_(nan=0.0).to(torch.float32)  # what is missing is in the middle
 
     def describe(self) -> dict[str, Any]:
         bounds = {"low": list(self.low), "high": list(self.high)} if self.low else {}
