@@ -265,6 +265,7 @@ INPUTS = Registry(
     {
         "arrays": Entry("data.npz:Arrays", "arrays in one .npz file"),
         "named": Entry("data.named:Named", "a named public set"),
+        "table": Entry("data.table:Table", "rows of a table, by a schema"),
     },
 )
 
