@@ -270,6 +270,7 @@ INPUTS = Registry(
         "arrays": Entry("data.npz:Arrays", "arrays in one .npz file"),
         "featured": Entry("features.featured:Featured", "any of them, with frozen features in front"),
         "images": Entry("data.images:Images", "images in class folders"),
+        "named": Entry("data.named:Named", "a named public set"),
         "table": Entry("data.table:Table", "rows of a table, by a schema"),
     },
 )
