@@ -43,6 +43,7 @@ ORDER = [
     "defaults",
     "report",
     "runs",
+    "live",
     "descent",
     "training",
     "tuning",

@@ -45,6 +45,8 @@ if TYPE_CHECKING:
     from sordino.least_squares import LeastSquares as LeastSquares
     from sordino.ledger import Account as Account
     from sordino.ledger import LedgerFile as LedgerFile
+    from sordino.live import MLflow as MLflow
+    from sordino.live import TensorBoard as TensorBoard
     from sordino.methods import Method as Method
     from sordino.methods import adadp as adadp
     from sordino.methods import adam as adam
@@ -121,6 +123,7 @@ _HOMES = {
     "LocalAdam": "sordino.federated",
     "LocalExtrapolation": "sordino.federated",
     "LocalSgd": "sordino.federated",
+    "MLflow": "sordino.live",
     "Method": "sordino.methods",
     "Metric": "sordino.tasks",
     "Natural": "sordino.data.partitions",
@@ -147,6 +150,7 @@ _HOMES = {
     "SlowGradients": "sordino.gradients",
     "Stopping": "sordino.privacy.selection",
     "Task": "sordino.tasks",
+    "TensorBoard": "sordino.live",
     "Tolerance": "sordino.rates",
     "Travel": "sordino.rates",
     "Tree": "sordino.noise",

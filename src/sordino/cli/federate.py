@@ -14,6 +14,7 @@ from sordino.cli.common import (
     declared_name,
     initial_model,
     loaded_data,
+    loggers,
     measured_lines,
     parsed_settings,
     promised_lines,
@@ -83,6 +84,8 @@ def federate(
     data_name: given.DataName = None,
     rationale: given.Rationale = None,
     signing_key: given.SigningKey = None,
+    tensorboard: given.TensorBoard = None,
+    mlflow: given.MLflow = None,
     as_json: given.AsJson = False,
 ) -> None:
     """Train one model across many clients, on this machine, with or without privacy for each of them."""
@@ -112,6 +115,7 @@ def federate(
         "resume": resume,
         "keep_checkpoint": keep_checkpoint,
         "progress": True,
+        "callbacks": loggers(folder, tensorboard, mlflow),
     }
     run = partial(
         run_federation, network, task_for(loaded), loaded.train, **parts, **recorded,

@@ -6,7 +6,7 @@ import json
 import math
 import resource
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,7 +24,7 @@ from sordino.report.html import Kept, run_page
 from sordino.runs.checkpoint import delete_checkpoint
 from sordino.runs.directory import RunDirectory, to_json
 from sordino.runs.plan import RunPlan
-from sordino.runs.process import Line, Process
+from sordino.runs.process import HistoryLogger, Line, Process
 from sordino.runs.recording import Recording
 from sordino.warn import warn
 
@@ -145,7 +145,8 @@ def _certified(
 def _unprotected(plan: RunPlan, recording: Recording) -> list[str]:
     """What was shown or can be seen that the guarantee does not cover."""
     found = [*plan.unprotected]
-    if recording.asked.callbacks:
+    # Our own loggers say what the history says, and that is listed already.
+    if any(not isinstance(each, HistoryLogger) for each in recording.asked.callbacks):
         found.append("what functions of the owner's own (callbacks) wrote into the history, or elsewhere")
     found.append(
         "how long the run took and how much memory it had: run.json has both, rounded up"
@@ -196,10 +197,11 @@ def draw_report(
         to_json([summary, history, document])
     )
     kept = Kept(read[0], read[1], read[2], None if inputs is None else inputs.to_json(), clients)
-    for name, make in (
-        ("report.png", lambda: drawn(summary, history, clients)),
-        ("report.html", lambda: run_page(kept)),
-    ):
+    makes: dict[str, Callable[[], bytes]] = {
+        "report.png": lambda: drawn(summary, history, clients),
+        "report.html": lambda: run_page(kept),
+    }
+    for name, make in makes.items():
         try:
             content = make()
         except Exception as error:  # what was paid for is not lost over a figure

@@ -34,7 +34,9 @@ def standing_of(path: Path, data: str, unit: str, run: str | None) -> Standing:
         raise ValueError(f"there is no ledger {path.name}")
     book = LedgerFile(path)
     (found,) = book.show(data)
-    capped = found.caps.get(unit)
+    # Of several, on sets that were declared as one, the one that is nearest to its end.
+    caps = [each for each in found.caps.values() if each.cap.unit == unit]
+    capped = max(caps, key=lambda each: each.share, default=None)
     facts: dict[str, Any] = {}
     if capped is not None:
         own = None

@@ -111,14 +111,20 @@ def _path(curve: Curve, place: _Place) -> Html:
 
 def _points(curve: Curve, place: _Place, along: str) -> Html:
     found = _thinned(curve)
-    radius = "2.2" if len(found) > 40 else "3"
+    many = len(found) > 30  # then they would be beads on the line: there to be pointed at, and not seen
     dots: list[Part] = []
     for x, y in found:
         said = f"{curve.name}: {place.up.written(y)} at {along} {place.across.written(x)}"
         dots.append(
-            tag("circle", tag("title", said), cx=f"{place.x(x):.1f}", cy=f"{place.y(y):.1f}", r=radius)
+            tag(
+                "circle",
+                tag("title", said),
+                cx=f"{place.x(x):.1f}",
+                cy=f"{place.y(y):.1f}",
+                r="6" if many else "3",
+            )
         )
-    return tag("g", dots, class_=f"dots {curve.ink}")
+    return tag("g", dots, class_=f"dots {curve.ink}" + (" quiet" if many and curve.joined else ""))
 
 
 def _thinned(curve: Curve) -> list[tuple[float, float]]:
@@ -146,7 +152,7 @@ def up_axis(values: Sequence[float], share: bool = False, factors: bool = False)
     """Limits from the data, with a margin, and a range that is never so small that noise looks like a trend: ten
     percentage points, a tenth of the value, or on an axis of logarithms a factor of four."""
     low, high = min(values, default=0.0), max(values, default=1.0)
-    if not share and 0 < low and (30 * low < high or (factors and high > 3 * low)):
+    if not share and low > 0 and (30 * low < high or (factors and high > 3 * low)):
         middle, reach = math.sqrt(low * high), max(2.0, 1.15 * math.sqrt(high / low))
         return Axis(middle / reach, middle * reach, factor_ticks(middle / reach, middle * reach), True)
     least = 0.1 if share else 0.1 * max(abs(low), abs(high)) or 1.0
@@ -154,7 +160,7 @@ def up_axis(values: Sequence[float], share: bool = False, factors: bool = False)
     bottom, top = middle - reach, middle + reach
     if low >= 0:
         bottom = max(bottom, 0.0)
-    if share and 0 <= low and high <= 1:
+    if share and low >= 0 and high <= 1:
         top = min(top, 1.0)
         return Axis(bottom, top, even_ticks(bottom, top), written=_whole_percent)
     return Axis(bottom, top, even_ticks(bottom, top), written=percent if share else shown)
@@ -182,7 +188,8 @@ def histogram(values: Sequence[float], what: str, along: str) -> Html:
     counts = [0] * bins
     for value in values:
         counts[min(bins - 1, int((value - first) / width))] += 1
-    across = Axis(first, first + bins * width, even_ticks(first, first + bins * width))
+    ticks = even_ticks(first, first + bins * width)
+    across = Axis(first, first + bins * width, [t for t in ticks if not whole or t.is_integer()])
     top = max(counts) * 1.08
     up = Axis(0.0, top, [tick for tick in even_ticks(0.0, top, 4) if tick == int(tick)])
     labels = [up.written(tick) for tick in up.ticks]
@@ -210,7 +217,8 @@ def heat(shares: Sequence[Sequence[float]], what: str, along: str, up: str) -> H
         for row, share in enumerate(client):
             if share > 0:
                 x, y = left + column * wide, _TOP + row * high
-                path = f"M{x:.1f} {y:.1f}h{max(1.0, wide - 0.6):.1f}v{max(1.0, high - 0.6):.1f}h{-max(1.0, wide - 0.6):.1f}z"
+                across, down = max(1.0, wide - 0.6), max(1.0, high - 0.6)
+                path = f"M{x:.1f} {y:.1f}h{across:.1f}v{down:.1f}h{-across:.1f}z"
                 said = f"{along} {column}, {up} {row}: {percent(share)}"
                 opacity = f"{0.08 + 0.92 * min(1.0, share):.2f}"
                 cells.append(tag("path", tag("title", said), d=path, class_="column", fill_opacity=opacity))

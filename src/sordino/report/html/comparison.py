@@ -10,7 +10,7 @@ from sordino.report.html.chart import SLOTS, Axis, Curve, along_axis, chart, up_
 from sordino.report.html.courses import MOVING, bought
 from sordino.report.html.guarantee import epsilon_shown
 from sordino.report.html.kept import Kept
-from sordino.report.html.measures import called, is_share, main_measure, with_mark
+from sordino.report.html.measures import called, is_share, main_measure, with_mark, written
 from sordino.report.html.numbers import shown
 from sordino.report.html.pieces import bullets, card, cards, clock, mark, section, table
 from sordino.report.html.tags import NOTHING, Html, Part, joined, tag
@@ -35,43 +35,40 @@ def in_order(runs: Sequence[Kept]) -> list[Kept]:
 
 
 def comparison(runs: Sequence[Kept]) -> Html:
-    heads = [
-        "run",
-        "data",
-        "method",
-        "epsilon",
-        "delta",
-        "unit",
-        "result",
-        "steps",
-        "batch",
-        "seconds",
-        "seeded",
-    ]
-    rows = [_row(run) for run in runs]
-    found = table(f"{len(runs)} runs", heads, rows, [3, 4, 7, 8, 9])
+    mains = {main for run in runs if (main := main_measure(run)) is not None}
+    bare = bool(mains) and not any(run.covers(main) for run in runs for main in mains)
+    measure = called(next(iter(mains))) if len(mains) == 1 else "result"
+    # A mark that is the same for a whole column stands above it.
+    result = joined(measure, mark()) if bare else measure
+    heads = ["run", "method", "epsilon", result, "delta", "unit", "steps", "batch", joined("seconds", mark())]
+    many = len({str(run.summary.get("data")) for run in runs}) > 1
+    rows = [_row(run, bare, len(mains) > 1) for run in runs]
+    if many:
+        heads.append("data")
+        rows = [[*row, str(run.summary.get("data", "-"))] for row, run in zip(rows, runs, strict=True)]
+    found = table(f"{len(runs)} runs", heads, rows, [2, 3, 4, 6, 7, 8])
     return section("runs", "Side by side", found, bullets(_to_keep_in_mind(runs)))
 
 
-def _row(run: Kept) -> list[Part]:
+def _row(run: Kept, bare: bool, several: bool) -> list[Part]:
     summary, main = run.summary, main_measure(run)
     result: Part = "-"
     if main is not None:
-        result = joined(f"{called(main)} ", tag("b", with_mark(run, main, run.measured[main])))
-    seconds = _number(summary.get("seconds"))
+        value = run.measured[main]
+        number_of = tag("b", written(main, value) if bare else with_mark(run, main, value))
+        result = joined(f"{called(main)} " if several else "", number_of)
     batch = summary.get("batch_size", mapping(summary.get("local_plan")).get("batch_size"))
+    rounds = f"{_number(summary['rounds'])} rounds" if "rounds" in summary else ""
     return [
         run.name,
-        str(summary.get("data", "-")),
-        method_of(run),
+        joined(method_of(run), mark("seeded") if summary.get("seeded") else None),
         epsilon_shown(run),
+        result,
         _number(summary.get("delta")) if run.account.private else "-",
         str(summary.get("unit", "-")),
-        result,
-        f"{_number(summary['rounds'])} rounds" if "rounds" in summary else _number(summary.get("steps")),
+        rounds or _number(summary.get("steps")),
         _number(batch),
-        joined(clock(seconds), mark()) if seconds != "-" else "-",
-        joined("yes", mark("void")) if summary.get("seeded") else "no",
+        clock(_number(summary.get("seconds"))),
     ]
 
 
@@ -115,7 +112,7 @@ def overlaid(runs: Sequence[Kept]) -> Html:
         found += _measured(shown_runs, main)
     for name in ("rate", "threshold"):
         found += _moved(shown_runs, name)
-    return section("curves", "Their courses", cards(found), legend(shown_runs)) if found else NOTHING
+    return section("curves", "Their courses", legend(shown_runs), cards(found)) if found else NOTHING
 
 
 def legend(runs: Sequence[tuple[int, Kept]]) -> Html:

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from sordino.report.account import HARDLY, Series, mapping, number
 from sordino.report.html.chart import Curve, along_axis, chart, heat, histogram, up_axis
 from sordino.report.html.kept import Kept
-from sordino.report.html.measures import called, cover_of, is_share, kind_of, main_measure, rows_of, written
+from sordino.report.html.measures import (
+    called,
+    cover_of,
+    is_share,
+    kind_of,
+    main_measure,
+    measured_pairs,
+    rows_of,
+    written,
+)
 from sordino.report.html.numbers import shown
 from sordino.report.html.pieces import card, cards, facts, mark, section
 from sordino.report.html.tags import Html, Part, joined, tag
@@ -28,8 +37,9 @@ _CLIENTS_SHOWN = 60
 def quality(run: Kept) -> Html:
     """How good it became, over the run and for what it spent."""
     found = [*_measured(run), *_bought(run), *_spent(run)]
-    if found:
-        return section("quality", "How good it became", cards(found))
+    ends = facts(measured_pairs(run))
+    if found or ends.text:
+        return section("quality", "How good it became", ends, cards(found))
     why = "No rows were held out to measure on." if run.account.finished else "Nothing was measured yet."
     return section("quality", "How good it became", tag("p", why))
 
@@ -54,6 +64,8 @@ def _measured(run: Kept) -> Iterator[Html]:
             for name, course in courses.items()
             if course.y
         )
+        if max(len(curve.x) for curve in curves) < 2:
+            continue  # one value is said among the key figures, or below
         yield card(
             kind.replace("_", " ").capitalize(),
             _over_the_run(run, curves, f"{kind.replace('_', ' ')}: {ends}", share=is_share(kind)),
@@ -62,8 +74,8 @@ def _measured(run: Kept) -> Iterator[Html]:
         )
 
 
-def _missing(courses: Sequence[Series] | object) -> str:
-    many = sum(course.not_finite for course in courses)  # type: ignore[attr-defined]
+def _missing(courses: Iterable[Series]) -> str:
+    many = sum(course.not_finite for course in courses)
     return f"; {many} {'value is' if many == 1 else 'values are'} not finite" if many else ""
 
 
@@ -124,7 +136,7 @@ def _spent(run: Kept) -> Iterator[Html]:
 def tuned(run: Kept) -> Html:
     """Rate, threshold and their like: curves of what moved, and words for what stood still."""
     found = [figure for name in MOVING for figure in _course(run, name)] + [*_client_rates(run)]
-    still = [(name, value) for name, value in settings(run.account) if name in _STOOD]
+    still = [(name, value) for name, value in settings(run.account) if name in STOOD]
     mark_of_all = mark(_released_mark(run))
     text = (
         joined("Computed from what was released with noise, and covered with it.")
@@ -142,7 +154,7 @@ def tuned(run: Kept) -> Html:
     )
 
 
-_STOOD = ("learning rate", "threshold", "tolerance", "cloud norm", "delivered")
+STOOD = ("learning rate", "threshold", "tolerance", "cloud norm", "delivered")
 
 
 def _released_mark(run: Kept) -> str:

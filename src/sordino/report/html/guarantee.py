@@ -78,7 +78,7 @@ def not_covered(run: Kept) -> Html:
         "What it does not cover",
         bullets(lines),
         tag("div", bullets(warned), class_="warned") if warned else None,
-        note=joined("Numbers that no guarantee covers carry this mark on every page:", mark()),
+        note=joined("Numbers that no guarantee covers carry this mark:", mark()),
     )
 
 
@@ -124,7 +124,8 @@ def _cap_bar(standing: Standing) -> Html:
     cap = f"epsilon {shown(standing.cap)} at delta {shown(standing.cap_delta or 0.0)}"
     said = joined(f"Cap on {standing.data!r}: {cap}", mark("passed") if standing.passed else None)
     known = "" if own is not None else " This run is not in that ledger."
-    text = f"{_share(total)} is taken: {_share(own or 0.0)} by this run, {_share(total - (own or 0.0))} by others.{known}"
+    others = _share(total - (own or 0.0))
+    text = f"{_share(total)} is taken: {_share(own)} by this run, {others} by others.{known}"
     return _bar(said, parts, text)
 
 
@@ -199,7 +200,8 @@ def _counted(run: Kept) -> Iterator[tuple[str, Part]]:
         return
     if standing.spent is not None and math.isfinite(standing.spent) and standing.delta is not None:
         many = "1 run" if standing.runs == 1 else f"{standing.runs} runs"
-        so = f"epsilon {show_epsilon(standing.spent, 3)} at delta {shown(standing.delta)} by {many}, all composed"
+        spent = f"epsilon {show_epsilon(standing.spent, 3)} at delta {shown(standing.delta)}"
+        so = f"{spent} by {many}, composed by Renyi DP, as a ledger does"
         yield f"spent on {standing.data!r}", so
     if standing.cap is None:
         yield "cap", "none is set: sordino ledger cap sets one"

@@ -43,7 +43,7 @@ class Kept:
         last = (
             line for line in reversed(self.history) if any(name in line for name in self.account.measures)
         )
-        line = next(last, {})
+        line: Mapping[str, Any] = next(last, {})
         return {name: line[name] for name in self.account.measures if name in line}
 
     def covers(self, name: str) -> bool:

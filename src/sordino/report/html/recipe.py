@@ -14,8 +14,8 @@ from sordino.report.html.written import flat
 
 _PNG = b"\x89PNG\r\n\x1a\n"
 NO_PROMISE = (
-    "An experiment on public data, for comparison. Nothing on this page is covered by a guarantee: results of many runs "
-    "are shown beside each other, and what is measured is measured on held-out rows."
+    "An experiment on public data, for comparison. Nothing on this page is covered by a guarantee: results of many "
+    "runs are shown beside each other, and what is measured is measured on held-out rows."
 )
 
 

@@ -57,7 +57,8 @@ def tag(name: str, /, *parts: Part | Iterable[Part], **attributes: Part) -> Html
 def _attribute(key: str, value: Part) -> str:
     # viewBox and its like keep their case; the trailing underscore is for names that Python has taken.
     name = key.removesuffix("_").replace("_", "-")
-    assert _NAME.match(name) and not name.startswith("on"), name
+    assert _NAME.match(name), name
+    assert not name.startswith("on"), name
     return f' {name}="{_written(value)}"'
 
 

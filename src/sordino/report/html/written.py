@@ -66,7 +66,7 @@ def _target(target: Mapping[str, Any]) -> Iterator[tuple[str, Part]]:
 
 
 def _columns(columns: list[Any]) -> Html:
-    rows = []
+    rows: list[list[Part]] = []
     for place, each in enumerate(columns):
         column = mapping(each)
         rows.append(
@@ -120,14 +120,18 @@ def assumptions(run: Kept) -> Html:
 
 def settings_of(run: Kept) -> Html:
     """What was set, in a few lines; and everything that run.json has of it, folded away."""
-    took = "took"  # a time, which is shown with its mark elsewhere
-    few = [
-        (name, value)
-        for name, value in settings(run.account)
-        if name not in (took, "rows of a client", "delivered")
-    ]
+    elsewhere = (
+        "took",
+        "rows of a client",
+        "delivered",
+        "learning rate",
+        "threshold",
+        "tolerance",
+        "cloud norm",
+    )
+    few = [(name, value) for name, value in settings(run.account) if name not in elsewhere]
     rest = {name: value for name, value in run.summary.items() if name not in _ELSEWHERE}
-    rows = [
+    rows: list[list[Part]] = [
         [name, joined(_plain(value), mark() if bare else None)]
         for name, value, bare in _flat_with_cover(rest)
     ]
