@@ -45,6 +45,7 @@ ORDER = [
     "defaults",
     "report",
     "runs",
+    "live",
     "descent",
     "training",
     "trained",

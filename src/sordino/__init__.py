@@ -53,6 +53,8 @@ if TYPE_CHECKING:
     from sordino.least_squares import LeastSquares as LeastSquares
     from sordino.ledger import Account as Account
     from sordino.ledger import LedgerFile as LedgerFile
+    from sordino.live import MLflow as MLflow
+    from sordino.live import TensorBoard as TensorBoard
     from sordino.methods import Method as Method
     from sordino.methods import adadp as adadp
     from sordino.methods import adam as adam
@@ -134,6 +136,7 @@ _HOMES = {
     "LocalAdam": "sordino.federated",
     "LocalExtrapolation": "sordino.federated",
     "LocalSgd": "sordino.federated",
+    "MLflow": "sordino.live",
     "Method": "sordino.methods",
     "Metric": "sordino.tasks",
     "Natural": "sordino.data.partitions",
@@ -165,6 +168,7 @@ _HOMES = {
     "Stopping": "sordino.privacy.selection",
     "TargetColumn": "sordino.data",
     "Task": "sordino.tasks",
+    "TensorBoard": "sordino.live",
     "Tolerance": "sordino.rates",
     "Trained": "sordino.trained",
     "Travel": "sordino.rates",

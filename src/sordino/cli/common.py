@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from sordino.data import Loaded
     from sordino.privacy import Budget
     from sordino.runs import Run
+    from sordino.runs.process import HistoryLogger
     from sordino.tasks import Task
 
 # torch and the accountants load slowly: they are imported inside functions, so that --help is quick.
@@ -122,6 +123,18 @@ def declared_name(data: str, loaded: Loaded, data_name: str | None, ledger: Path
             f"a ledger counts by the name that its owner gives to a data set: give one to {data}, with --data-name"
         )
     return loaded.name
+
+
+def loggers(folder: Path, tensorboard: Path | None, mlflow: str | None) -> list[HistoryLogger]:
+    """Where else the history is shown while it grows. A folder of its own for each run is what TensorBoard expects."""
+    if tensorboard is None and mlflow is None:
+        return []
+    from sordino.live import TensorBoard, mlflow_named
+
+    found: list[HistoryLogger] = (
+        [] if tensorboard is None else [TensorBoard(tensorboard / folder.resolve().name)]
+    )
+    return found if mlflow is None else [*found, mlflow_named(mlflow)]
 
 
 def public_facts(loaded: Loaded) -> list[str]:

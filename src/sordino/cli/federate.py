@@ -15,6 +15,7 @@ from sordino.cli.common import (
     declared_name,
     initial_model,
     loaded_data,
+    loggers,
     measured_lines,
     model_for,
     parsed_settings,
@@ -85,6 +86,8 @@ def federate(
     data_name: given.DataName = None,
     rationale: given.Rationale = None,
     signing_key: given.SigningKey = None,
+    tensorboard: given.TensorBoard = None,
+    mlflow: given.MLflow = None,
     as_json: given.AsJson = False,
 ) -> None:
     """Train one model across many clients, on this machine, with or without privacy for each of them."""
@@ -113,6 +116,7 @@ def federate(
         "resume": resume,
         "keep_checkpoint": keep_checkpoint,
         "progress": True,
+        "callbacks": loggers(folder, tensorboard, mlflow),
     }
     run = partial(
         run_federation, network, task_for(loaded), loaded.train, **parts, **recorded,

@@ -61,6 +61,22 @@ SigningKey = Annotated[
         help="Sign the certificate with this Ed25519 key (PEM). By default the one that SORDINO_SIGNING_KEY names."
     ),
 ]
+TensorBoard = Annotated[
+    Path | None,
+    typer.Option(
+        "--tensorboard",
+        metavar="DIR",
+        help="Show the history in TensorBoard while it grows, as DIR/RUN (an extra).",
+    ),
+]
+MLflow = Annotated[
+    str | None,
+    typer.Option(
+        "--mlflow",
+        metavar="URI|NAME",
+        help="The same in MLflow: a server, a folder, or an experiment (an extra).",
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print exactly one JSON object on stdout.")]
 Settings = Annotated[
     list[str] | None,

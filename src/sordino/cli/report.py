@@ -1,4 +1,4 @@
-"""`sordino report`: the figure of a run, drawn again from what the run has written down."""
+"""`sordino report`: one page of a run or of several, and the figure of each, from what the runs have written down."""
 
 from __future__ import annotations
 
@@ -12,59 +12,147 @@ from sordino.cli.options import AsJson
 
 if TYPE_CHECKING:
     from sordino.report.account import Account
-    from sordino.runs import RunDirectory
+    from sordino.report.html import Kept
+
+PAGE, FIGURE = "report.html", "report.png"
 
 
 def report(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Directories of runs.")],
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="RUN...", help="Directories of runs, or one of sordino reproduce.")
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Where the page goes; default RUN/report.html, of several runs report.html here."),
+    ] = None,
+    ledger: Annotated[
+        Path | None,
+        typer.Option(help="Show what was spent on the data set. By default the ledger that counted the run."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Draw report.png of each run again; of one that was interrupted, as far as it came."""
-    from sordino.runs import to_json
+    """One HTML page that needs no network: what is promised, what was spent, how training went. Of several runs, a
+    comparison. An interrupted run is shown as far as it came."""
+    from sordino.runs import replace_file, to_json
 
-    drawn = [_redrawn(path) for path in runs]
+    page = _place(runs, out)
+    if len(runs) == 1 and (runs[0] / "result.json").is_file():
+        facts = _reproduced(runs[0], page)
+        return print(to_json(facts) if as_json else facts["page"])
+    read = [_read(path, ledger) for path in runs]
+    replace_file(page, _page([kept for _, kept in read]), mode=0o644)
     if as_json:
-        print(to_json({"reports": [facts for facts, _ in drawn]}))
-        return
-    for facts, account in drawn:
-        print(facts["report"] if account.finished else f"{facts['report']} ({_how_far(facts, account)})")
+        return print(to_json({"page": str(page), "reports": [facts for facts, _ in read]}))
+    _say(page, read)
 
 
-def _redrawn(path: Path) -> tuple[dict[str, Any], Account]:
+def _place(runs: list[Path], out: Path | None) -> Path:
+    if out is None:
+        return runs[0] / PAGE if len(runs) == 1 else Path(PAGE)
+    if out.suffix.lower() not in (".html", ".htm"):
+        raise ValueError(f"--out is the page, a file that ends in .html, not {out}")
+    if not out.parent.is_dir():
+        raise ValueError(f"there is no folder {out.parent}: make it, or choose another --out")
+    return out
+
+
+def _page(runs: list[Kept]) -> bytes:
+    from sordino.report.html import comparison_page, run_page
+
+    return run_page(runs[0]) if len(runs) == 1 else comparison_page(runs)
+
+
+def _say(page: Path, read: list[tuple[dict[str, Any], Kept]]) -> None:
+    unfinished = [(facts, kept.account) for facts, kept in read if not kept.account.finished]
+    if len(read) == 1:
+        ends = f" ({_how_far(*unfinished[0])})" if unfinished else ""
+        return print(f"{page}{ends}")
+    print(page)
+    for facts, account in unfinished:
+        print(f"{facts['run']}: {_how_far(facts, account)}")
+
+
+def _read(path: Path, ledger: Path | None) -> tuple[dict[str, Any], Kept]:
+    """What a run has written down, read while nobody else writes; its figure is drawn again meanwhile."""
     from sordino.report import drawn
-    from sordino.report.account import Account
+    from sordino.report.html import Kept
     from sordino.runs import RunDirectory, claimed, replace_file
 
     directory = RunDirectory(path)
     if directory.summary is None:
         raise ValueError(
-            f"there is no run in {path}: give a directory that sordino train or federate has written"
+            f"there is no run in {path}: give a directory that sordino train, tune, federate or reproduce has written"
         )
     with claimed(directory, resume=True):
-        summary, history, clients = _written_down(directory)
-        replace_file(path / "report.png", drawn(summary, history, clients))
-    status = str(summary.get("status", "unknown"))
+        summary, history = directory.summary or {}, _history(directory)
+        clients, inputs = _json(path, "clients.json"), _json(path, "inputs.json")
+        certificate = _json(path, "certificate.json") if summary.get("status") == "complete" else None
+        replace_file(path / FIGURE, drawn(summary, history, clients))
+    standing = _standing(summary, ledger)
     last = history[-1] if history else {}
     reached: dict[str, Any] = {name: last[name] for name in ("step", "round") if name in last}
-    facts = {"run": str(path), "report": str(path / "report.png"), "status": status, **reached}
-    return facts, Account(summary, history)
+    status = str(summary.get("status", "unknown"))
+    facts = {"run": str(path), "report": str(path / FIGURE), "status": status, **reached}
+    return facts, Kept(summary, history, certificate, inputs, clients, standing, str(path))
 
 
-def _written_down(
-    directory: RunDirectory,
-) -> tuple[dict[str, Any], list[dict[str, Any]], dict[str, Any] | None]:
-    """run.json, history.jsonl and clients.json, read while nobody else writes."""
-    about, path = directory.path / "clients.json", directory.path
+def _history(directory: Any) -> list[dict[str, Any]]:
     try:
-        clients = json.loads(about.read_text()) if about.exists() else None
-        history = directory.history()
+        history: list[dict[str, Any]] = directory.history()
     except ValueError as error:
-        raise ValueError(
-            f"what lies in {path} cannot be read ({error}): put its files back as they were"
-        ) from None
-    if any(not isinstance(part, dict) for part in (*history, {} if clients is None else clients)):
+        raise _unreadable(directory.path, error) from None
+    _check(directory.path, history)
+    return history
+
+
+def _json(path: Path, name: str) -> dict[str, Any] | None:
+    """A file of the run, if it is there."""
+    try:
+        read = json.loads((path / name).read_text()) if (path / name).exists() else None
+    except ValueError as error:
+        raise _unreadable(path, error) from None
+    _check(path, [] if read is None else [read])
+    return None if read is None else dict(read)
+
+
+def _unreadable(path: Path, error: ValueError) -> ValueError:
+    return ValueError(f"what lies in {path} cannot be read ({error}): put its files back as they were")
+
+
+def _check(path: Path, parts: list[Any]) -> None:
+    if any(not isinstance(part, dict) for part in parts):
         raise ValueError(f"what lies in {path} was not written by a run: put its files back as they were")
-    return directory.summary or {}, history, clients
+
+
+def _standing(summary: dict[str, Any], given: Path | None) -> Any:
+    """What the ledger says of the data set. One that is named has to be there; one that the run names may be gone."""
+    from sordino.report.html.budget import standing_of
+    from sordino.warn import warn
+
+    counted = summary.get("ledger")
+    counted = counted if isinstance(counted, dict) else {}
+    file = given or (Path(str(counted["file"])) if counted.get("file") else None)
+    data = str(counted.get("data") or summary.get("data", ""))
+    if file is None or (given is None and not file.is_file()):
+        return None
+    run = str(counted["run"]) if counted.get("run") else None
+    try:
+        return standing_of(file, data, str(summary.get("unit", "example")), run)
+    except ValueError as error:
+        if given is not None:
+            raise
+        warn(f"the page is without what else was spent on {data!r}: {error}")
+        return None
+
+
+def _reproduced(path: Path, page: Path) -> dict[str, Any]:
+    from sordino.report.html import recipe_page
+    from sordino.runs import replace_file
+
+    result = _json(path, "result.json") or {}
+    figure = path / "figure.png"
+    replace_file(page, recipe_page(result, figure.read_bytes() if figure.is_file() else None), mode=0o644)
+    return {"page": str(page), "recipe": str(result.get("recipe", "")), "run": str(path)}
 
 
 def _how_far(facts: dict[str, Any], account: Account) -> str:

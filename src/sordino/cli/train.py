@@ -14,6 +14,7 @@ from sordino.cli.common import (
     declared_name,
     initial_model,
     loaded_data,
+    loggers,
     measured_lines,
     model_for,
     parsed_settings,
@@ -66,6 +67,8 @@ def train(
     data_name: given.DataName = None,
     rationale: given.Rationale = None,
     signing_key: given.SigningKey = None,
+    tensorboard: given.TensorBoard = None,
+    mlflow: given.MLflow = None,
     as_json: given.AsJson = False,
 ) -> None:
     """Train a model privately: a budget goes in; a model, a certificate and a report come out."""
@@ -130,6 +133,7 @@ def train(
         assumptions=public_facts(loaded),
         details=about_model(spec, loaded),
         inputs=loaded.inputs,
+        callbacks=loggers(folder, tensorboard, mlflow),
     )
     run_and_show(folder, as_json, run, _lines)
 

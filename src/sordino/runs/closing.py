@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
 import resource
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,15 +14,17 @@ from typing import Any
 
 from torch import nn
 
+from sordino.data.inputs import Inputs
 from sordino.ledger import Account
 from sordino.privacy import Ledger, certificate
 from sordino.privacy.certificate import epsilon_to_json, sordino_version
 from sordino.privacy.sealing import signing_key
 from sordino.report import drawn
+from sordino.report.html import Kept, run_page
 from sordino.runs.checkpoint import delete_checkpoint
-from sordino.runs.directory import RunDirectory
+from sordino.runs.directory import RunDirectory, to_json
 from sordino.runs.plan import RunPlan
-from sordino.runs.process import Line, Process
+from sordino.runs.process import HistoryLogger, Line, Process
 from sordino.runs.recording import Recording
 from sordino.warn import warn
 
@@ -95,7 +98,7 @@ def closed_run(
         files = {CERTIFICATE: document, **process.files()}
         for name, content in files.items():
             directory.write_json(name, content)
-        draw_report(directory, summary, history, files.get("clients.json"))
+        draw_report(directory, summary, history, document, files.get("clients.json"), recording.asked.inputs)
         # Last: a run that is complete is not resumed. Where a kill leaves the checkpoint of a complete run, the next
         # command that opens the directory deletes it (RunDirectory.tidy); the other way round a kill in between would
         # leave a run that is neither complete nor can go on.
@@ -142,7 +145,8 @@ def _certified(
 def _unprotected(plan: RunPlan, recording: Recording) -> list[str]:
     """What was shown or can be seen that the guarantee does not cover."""
     found = [*plan.unprotected]
-    if recording.asked.callbacks:
+    # Our own loggers say what the history says, and that is listed already.
+    if any(not isinstance(each, HistoryLogger) for each in recording.asked.callbacks):
         found.append("what functions of the owner's own (callbacks) wrote into the history, or elsewhere")
     found.append(
         "how long the run took and how much memory it had: run.json has both, rounded up"
@@ -183,17 +187,30 @@ def draw_report(
     directory: RunDirectory,
     summary: dict[str, Any],
     history: list[Line],
+    document: dict[str, Any],
     clients: dict[str, Any] | None = None,
+    inputs: Inputs | None = None,
 ) -> None:
-    try:
-        figure = drawn(summary, history, clients)
-    except Exception as error:  # what was paid for is not lost over a figure
-        warn(
-            f"report.png could not be drawn ({type(error).__name__}: {error}): mend that, then draw it with sordino "
-            f"report {directory.path}"
-        )
-    else:
-        directory.write("report.png", figure)
+    """The figure and the page. Neither looks at a ledger: the same run has the same report."""
+    # As they will be read back, so that `sordino report` makes the same of them.
+    read: tuple[dict[str, Any], list[Line], dict[str, Any]] = json.loads(
+        to_json([summary, history, document])
+    )
+    kept = Kept(read[0], read[1], read[2], None if inputs is None else inputs.to_json(), clients)
+    makes: dict[str, Callable[[], bytes]] = {
+        "report.png": lambda: drawn(summary, history, clients),
+        "report.html": lambda: run_page(kept),
+    }
+    for name, make in makes.items():
+        try:
+            content = make()
+        except Exception as error:  # what was paid for is not lost over a figure
+            warn(
+                f"{name} could not be drawn ({type(error).__name__}: {error}): mend that, then draw it with sordino "
+                f"report {directory.path}"
+            )
+        else:
+            directory.write(name, content)
 
 
 def _machine_figures(seconds: float, *, private: bool) -> dict[str, Any]:

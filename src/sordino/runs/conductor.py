@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Container, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Container, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from copy import deepcopy
 from typing import Any
 
@@ -24,7 +24,7 @@ from sordino.runs.counting import counted
 from sordino.runs.directory import INPUTS
 from sordino.runs.journal import ReleaseJournal
 from sordino.runs.plan import RunPlan
-from sordino.runs.process import Line, Process
+from sordino.runs.process import HistoryLogger, Line, Process
 from sordino.runs.progress import TrainingBar, shown
 from sordino.runs.recording import Recording
 from sordino.runs.resume import check_same_plan, marks, save_constants
@@ -38,6 +38,7 @@ def conduct(process: Process, plan: RunPlan, recording: Recording) -> Run:
     score = _Score(process, plan, recording)
     with counted(process, plan, recording) as account, ExitStack() as stack:
         done = score.begin()
+        stack.enter_context(score.logging(done))
         stack.enter_context(score.bar)  # not before: what is refused needs none
         for number in range(done, plan.steps):
             must_not_be_repeated = process.step(number)
@@ -65,6 +66,8 @@ class _Score:
         self.bar = TrainingBar(plan.steps, sys.stderr.isatty() if asked.progress is None else asked.progress)
         self.journal: ReleaseJournal | None = None
         self.pinned: dict[str, Any] = {}
+        self.callbacks = [each for each in asked.callbacks if not isinstance(each, HistoryLogger)]
+        self.loggers = [each for each in asked.callbacks if isinstance(each, HistoryLogger)]
 
     def begin(self) -> int:
         """How many steps are done already."""
@@ -131,9 +134,8 @@ class _Score:
 
     def show(self, done: int) -> None:
         """A line of the history and of the screen, if one is due or a callback has something to say."""
-        callbacks = self.recording.asked.callbacks
         due = done in self.logged or done in self.evaluated
-        if not due and not callbacks:
+        if not due and not self.callbacks:
             return self.bar.update(done)
         if self.journal is not None:
             self.journal.sync()  # before anything that follows from a release is shown
@@ -149,12 +151,42 @@ class _Score:
         self.history.append(line)
         if self.directory is not None:
             self.directory.append_history(line)
+        self._log(done, line)
         self.bar.update(done, facts)
+
+    @contextmanager
+    def logging(self, done: int) -> Iterator[None]:
+        """Loggers are opened before the first step, where they may still refuse, and closed whatever happens."""
+        finished, begun = False, []
+        try:
+            for logger in self.loggers:
+                begun.append(logger)
+                logger.begin(deepcopy(self._running()), done)
+            yield
+            finished = True
+        finally:
+            for logger in begun:
+                self._tried(logger, lambda logger=logger: logger.close(finished))
+
+    def _log(self, done: int, line: Line) -> None:
+        for logger in list(self.loggers):
+            self._tried(logger, lambda logger=logger: logger.wrote(done, deepcopy(line)))
+
+    def _tried(self, logger: HistoryLogger, act: Callable[[], None]) -> None:
+        try:
+            act()
+        except Exception as error:  # a server that is gone is no reason to lose what was paid for
+            if logger in self.loggers:
+                self.loggers.remove(logger)
+                warn(
+                    f"{type(logger).__name__} is told nothing more ({type(error).__name__}): the run goes on, and "
+                    "history.jsonl has every line"
+                )
 
     def _said(self, done: int, line: Line | None) -> Line:
         """What callbacks make of what they see. They see a copy of the line: nothing of it is theirs to change."""
         said: Line = {}
-        for callback in self.recording.asked.callbacks:
+        for callback in self.callbacks:
             seen = self.process.seen(done, self.plan.steps, deepcopy(line))
             before = self.process.theta._version
             more = _plain(callback(seen))

@@ -39,6 +39,33 @@ class Seen:
     line: Mapping[str, Any] | None  # of the history, if one is written after this step
 
 
+class HistoryLogger(ABC):
+    """Shows the lines of a history elsewhere while a run goes on, and nothing else: it sees no model, and says nothing.
+
+    So it stands among the callbacks, and yet nothing is unprotected because of it. It is told each line after the
+    history has it. Before the first step it may refuse (`begin`); later a failure of its is a warning, since what was
+    paid for is not lost over a figure.
+    """
+
+    @abstractmethod
+    def begin(self, facts: Mapping[str, Any], done: int) -> None:
+        """Open what is written to, or raise `ValueError`. ``facts`` is run.json as it is then; so many steps or rounds
+        are ``done``, and lines after them, of an interrupted run that is resumed here, are written again."""
+
+    @abstractmethod
+    def wrote(self, step: int, line: Mapping[str, Any]) -> None:
+        """A line of the history, after so many steps or rounds."""
+
+    @abstractmethod
+    def close(self, finished: bool) -> None:
+        """Nothing more comes."""
+
+    def __call__(self, seen: Seen) -> None:
+        """A callback, by its shape; a conductor calls the others."""
+        if seen.line is not None:
+            self.wrote(seen.step, seen.line)
+
+
 class Process(ABC):
     """Central training, or the rounds of a federation."""
 
