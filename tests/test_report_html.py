@@ -196,6 +196,8 @@ def test_recipes_are_escaped_as_well() -> None:
     )  # fmt: skip
     read = Read(recipe_page(result, b"no figure"))
     assert not {"script", "img"} & set(read.tags)
+    # A title stands in an attribute too: a quote must not end it.
+    assert not [each for each in read.attributes if each[1].startswith("on") or each[1] == "src"]
     figure = b"\x89PNG\r\n\x1a\n rest"
     assert [
         value
