@@ -287,9 +287,11 @@ def test_of_a_selection_nothing_is_shown_but_the_winner() -> None:
     grid = Read(run_page(ALL["tuned"])).blocks
     assert "0.4321" in grid
     assert "chosen" in grid
-    secret = {**GRID, "stopping": {"runs": "geometric", "mean": 2.0}}
+    tried = [*GRID["table"], {"method": "tried-by-chance", "score": 0.1}]  # type: ignore[misc]
+    secret = {**GRID, "stopping": {"runs": "geometric", "mean": 2.0}, "table": tried}
     page = run_page(kept(summary=summary_of(tuning=secret))).decode()
     assert "0.4321" not in page
+    assert "tried-by-chance" not in page
     assert "the best of a number of runs that is secret" in page
 
 
@@ -333,12 +335,12 @@ def test_runs_are_compared_in_a_sensible_order() -> None:
 
 
 def test_the_page_is_the_same_for_the_same_run_and_costs_little() -> None:
-    run = {"summary": summary_of(), "history": history_of(100), "certificate": document()}
+    run: dict[str, Any] = {"summary": summary_of(), "history": history_of(100), "certificate": document()}
     first = run_page(Kept(**run))
     took = math.inf
     for _ in range(5):
-        began = time.perf_counter()
+        began = time.process_time()  # others may have the processor meanwhile
         assert run_page(Kept(**copy.deepcopy(run))) == first
-        took = min(took, time.perf_counter() - began)
+        took = min(took, time.process_time() - began)
     assert took < 0.05
     assert len(first) < 200_000
