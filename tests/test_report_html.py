@@ -283,6 +283,20 @@ def test_how_each_bound_was_obtained_is_said() -> None:
     assert any("No description of raw rows was kept" in block for block in Read(run_page(kept())).blocks)
 
 
+def test_a_schema_says_where_its_bounds_are_from_and_says_nothing_of_public_ones() -> None:
+    columns = [
+        {"name": "age", "kind": "numeric", "low": 17, "high": 90},
+        {"name": "job", "kind": "text", "buckets": 8},
+    ]
+    peeked = {"name": "pay", "kind": "numeric", "low": 0, "high": 9, "obtained": "peeked"}
+    schema = {"target": {"name": "income", "obtained": "private"}, "column": [*columns, peeked]}
+    blocks = Read(run_page(kept(inputs={"format": FORMAT, "kind": "table", "schema": schema}))).blocks
+    assert blocks[blocks.index("17 to 90") + 1] == "stated as public"
+    assert blocks[blocks.index("hashed into 8") + 1] == "-"
+    assert blocks[blocks.index("0 to 9") + 1] == "read off the private rows not private"
+    assert blocks[blocks.index("target obtained") + 1] == "estimated privately, and paid for"
+
+
 def test_of_a_selection_nothing_is_shown_but_the_winner() -> None:
     grid = Read(run_page(ALL["tuned"])).blocks
     assert "0.4321" in grid
