@@ -8,6 +8,7 @@ import os
 import select
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
 from dataclasses import dataclass
@@ -20,6 +21,13 @@ _ARGUMENTS = (
     "--disable-component-update", "--disable-sync", "--disable-extensions", "--disable-dev-shm-usage",
     "--hide-scrollbars", "--remote-debugging-pipe",
 )  # fmt: skip
+_START = """
+import fcntl, os, sys
+ends = [fcntl.fcntl(int(each), fcntl.F_DUPFD, 10) for each in sys.argv[1:3]]
+for here, there in zip(ends, (3, 4)):
+    os.dup2(here, there)
+os.execv(sys.argv[3], sys.argv[3:])
+"""
 _PATIENCE = 60.0  # seconds, for one answer, on a busy machine
 
 
@@ -47,10 +55,10 @@ class Browser:
         self._profile = tempfile.mkdtemp(prefix="sordino-browser-")
         theirs_in, self._to = os.pipe()
         self._from, theirs_out = os.pipe()
-        # The protocol is on descriptors 3 and 4; they may be taken on our side.
-        script = f'exec "$0" "$@" 3<&{theirs_in} 4>&{theirs_out}'
+        # The protocol is on descriptors 3 and 4, which may be taken on our side.
+        start = [sys.executable, "-c", _START, str(theirs_in), str(theirs_out)]
         self._process = subprocess.Popen(
-            ["/bin/sh", "-c", script, found, *_ARGUMENTS, f"--user-data-dir={self._profile}"],
+            [*start, found, *_ARGUMENTS, f"--user-data-dir={self._profile}"],
             pass_fds=(theirs_in, theirs_out),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

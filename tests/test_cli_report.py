@@ -1,8 +1,9 @@
-"""`sordino report`: the figure of a run, drawn again."""
+"""`sordino report`: the page of runs, and the figure of each, from what they have written down."""
 
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +36,13 @@ def write_run(folder: Path, history: str | None = None, **changes: Any) -> Path:
 def test_a_report_is_drawn_again(here: Path, monkeypatch: Any, capsys: Any) -> None:
     run = ["train", "digits", "--method", "sgd", "--epochs", "1", "--seed", "1", "--out", "run"]
     assert sordino(monkeypatch, *run) == 0
-    first = (here / "run/report.png").read_bytes()
-    (here / "run/report.png").unlink()
+    written = {name: (here / "run" / name).read_bytes() for name in ("report.png", "report.html")}
+    for name in written:
+        (here / "run" / name).unlink()
     capsys.readouterr()
     assert sordino(monkeypatch, "report", "run") == 0
-    assert capsys.readouterr().out == "run/report.png\n"
-    assert (here / "run/report.png").read_bytes() == first
+    assert capsys.readouterr().out == "run/report.html\n"
+    assert {name: (here / "run" / name).read_bytes() for name in written} == written
     assert not (here / "run/.lock").exists()
 
 
@@ -51,19 +53,22 @@ def test_several_runs_and_one_json_object(here: Path, monkeypatch: Any, capsys: 
     (here / "b/clients.json").write_text(json.dumps({"sizes": [1, 2, 3], "clients": 3}))
     assert sordino(monkeypatch, "report", "a", "b", "--json") == 0
     assert json.loads(capsys.readouterr().out) == {
+        "page": "report.html",
         "reports": [
             {"run": "a", "report": "a/report.png", "status": "complete", "step": 1},
             {"run": "b", "report": "b/report.png", "status": "complete", "round": 1},
-        ]
+        ],
     }
     assert all((here / name / "report.png").read_bytes().startswith(PNG) for name in "ab")
+    assert "2 runs on made up" in (here / "report.html").read_text()
+    assert not (here / "a/report.html").exists()
 
 
 def test_an_unfinished_run_is_drawn_as_far_as_it_came(here: Path, monkeypatch: Any, capsys: Any) -> None:
     write_run(here / "run", json.dumps(HISTORY[0]) + '\n{"step": 2, "epo', status="running")
     assert sordino(monkeypatch, "report", "run") == 0
     assert capsys.readouterr().out == (
-        "run/report.png (the run is not finished, step 1: to go on, repeat its command with --out run --resume)\n"
+        "run/report.html (the run is not finished, step 1: to go on, repeat its command with --out run --resume)\n"
     )
     assert (here / "run/report.png").read_bytes().startswith(PNG)
 
@@ -74,7 +79,7 @@ def test_an_unfinished_run_says_what_it_spent_at_least(here: Path, monkeypatch: 
     write_run(here / "run", json.dumps(line) + "\n", status="running", **paid)
     assert sordino(monkeypatch, "report", "run") == 0
     assert capsys.readouterr().out == (
-        "run/report.png (the run is not finished, epsilon at least 0.400 so far (at step 1350 of 2000), and more may "
+        "run/report.html (the run is not finished, epsilon at least 0.400 so far (at step 1350 of 2000), and more may "
         "have been released since: to go on, repeat its command with --out run --resume)\n"
     )
 
@@ -84,12 +89,14 @@ def test_an_unfinished_run_says_what_it_spent_at_least(here: Path, monkeypatch: 
     [
         (
             lambda run: None,
-            "there is no run in run: give a directory that sordino train or federate has written",
+            "there is no run in run: give a directory that sordino train, tune, federate or reproduce has written",
         ),
         (lambda run: run.mkdir(), "there is no run in run"),
         (lambda run: run.write_text("a file"), "there is no run in run"),
         (lambda run: write_run(run, "no json\n"), "what lies in run cannot be read"),
         (lambda run: write_run(run, "[1]\n"), "what lies in run was not written by a run"),
+        (lambda run: (write_run(run) / "inputs.json").write_text("{"), "what lies in run cannot be read"),
+        (lambda run: (write_run(run) / "certificate.json").write_text("3"), "what lies in run was not"),
         (lambda run: (write_run(run) / "clients.json").write_text("{"), "what lies in run cannot be read"),
         (
             lambda run: (write_run(run) / "clients.json").write_text("[]"),
@@ -106,6 +113,7 @@ def test_what_cannot_be_drawn_is_one_line(
     assert out == ""
     assert err.startswith(f"sordino: {line}")
     assert err.count("\n") == 1
+    assert not (here / "run/report.html").exists()
     assert not (here / "run/report.png").exists()
 
 
@@ -123,3 +131,80 @@ def test_what_a_killed_run_could_not_delete_is_deleted(here: Path, monkeypatch: 
     (run / "checkpoint/state.json").write_text("a key")
     assert sordino(monkeypatch, "report", "run") == 0
     assert not (run / "checkpoint").exists()
+
+
+def test_the_page_goes_where_it_is_told(here: Path, monkeypatch: Any, capsys: Any) -> None:
+    write_run(here / "run")
+    assert sordino(monkeypatch, "report", "run", "--out", "mine.html") == 0
+    assert capsys.readouterr().out == "mine.html\n"
+    assert (here / "mine.html").read_text().startswith("<!doctype html>")
+    assert not (here / "run/report.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "line"),
+    [
+        (["--out", "run/run.json"], "--out is the page, a file that ends in .html, not run/run.json"),
+        (["--out", "nowhere/page.html"], "there is no folder nowhere"),
+        (["--ledger", "none.db"], "there is no ledger none.db"),
+    ],
+)
+def test_a_page_that_has_no_place_is_one_line(
+    given: list[str], line: str, here: Path, monkeypatch: Any, capsys: Any
+) -> None:
+    run = write_run(here / "run")
+    before = (run / "run.json").read_bytes()
+    assert sordino(monkeypatch, "report", "run", *given) == 2
+    err = capsys.readouterr().err
+    assert err.startswith(f"sordino: {line}")
+    assert err.count("\n") == 1
+    assert (run / "run.json").read_bytes() == before
+    assert not (here / "run/report.html").exists()
+
+
+def test_what_else_was_spent_is_asked_of_the_ledger(here: Path, monkeypatch: Any, capsys: Any) -> None:
+    run = [
+        "train",
+        "digits",
+        "--noise-multiplier",
+        "4",
+        "--delta",
+        "1e-5",
+        "--epochs",
+        "1",
+        "--ledger",
+        "led.db",
+    ]
+    assert sordino(monkeypatch, *run, "--out", "one") == 0
+    assert sordino(monkeypatch, *run, "--out", "two") == 0
+    assert (
+        sordino(
+            monkeypatch, "ledger", "cap", "digits", "--epsilon", "9", "--delta", "1e-5", "--ledger", "led.db"
+        )
+        == 0
+    )
+    alone = (here / "two/report.html").read_text()
+    assert "Cap on" not in alone
+    assert sordino(monkeypatch, "report", "two") == 0
+    page = (here / "two/report.html").read_text()
+    assert "Cap on &#x27;digits&#x27;: epsilon 9 at delta 1e-5" in page
+    assert "2 runs, composed by Renyi DP" in page
+    shares = re.search(r"([\d.]+) % is taken: ([\d.]+) % by this run, ([\d.]+) % by others", page)
+    assert shares is not None
+    total, own, others = map(float, shares.groups())
+    assert own == others
+    assert abs(total - own - others) <= 0.1001  # each is rounded up
+    assert str(here) not in page
+
+
+def test_a_reproduction_has_a_page_as_well(here: Path, monkeypatch: Any, capsys: Any) -> None:
+    (here / "done").mkdir()
+    tables = [{"title": "A <table>", "columns": ["a", "b"], "rows": [["x", 1.5], [None, "<i>"]]}]
+    result = {"recipe": "some", "summary": "a & b", "size": "quick", "tables": tables, "notes": ["n < m"]}
+    (here / "done/result.json").write_text(json.dumps(result))
+    assert sordino(monkeypatch, "report", "done") == 0
+    assert capsys.readouterr().out == "done/report.html\n"
+    page = (here / "done/report.html").read_text()
+    assert "A &lt;table&gt;" in page
+    assert "<i>" not in page
+    assert "Nothing on this page is covered by a guarantee" in page

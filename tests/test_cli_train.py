@@ -35,6 +35,7 @@ def test_train_prints_what_matters(here: Path, monkeypatch: Any, capsys: Any) ->
         "model.safetensors",
         "report.png",
         "inputs.json",
+        "report.html",
     }
 
 

@@ -47,6 +47,7 @@ from sordino.runs import RunDirectory
 
 TIMINGS = {"seconds", "peak_memory_mib", "created", "digest"}  # which is of the time too
 CLOCK = re.compile(r"\d+:\d\d(:\d\d)?|-:--(:--)?")  # of the progress bar
+CLOCKED = re.compile(rb'<span class="clock">[^<]*</span>')  # of the page: what TIMINGS are in JSON
 NAN, INF = float("nan"), float("inf")
 
 
@@ -100,6 +101,8 @@ def masked(path: Path) -> Any:
         return [json.dumps(without_times(json.loads(line))) for line in content.decode().splitlines()]
     if path.parent.name == "checkpoint" and path.suffix == ".safetensors":
         return of_checkpoint(path)
+    if path.suffix == ".html":
+        return CLOCKED.sub(b"", content)
     if path.name == "clients.f32":
         return None  # what clients keep, and only that
     return content

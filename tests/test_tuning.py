@@ -365,7 +365,10 @@ def test_a_task_of_ones_own_needs_its_worth(toy: tuple[Tensor, Tensor]) -> None:
 def test_a_selection_shows_the_winner_alone(toy: tuple[Tensor, Tensor], tmp_path: Path) -> None:
     run = tuned(toy, stopping=Stopping(6.0), out=tmp_path / "run", seed=None)
     written = {path.name for path in (tmp_path / "run").rglob("*")}
-    assert written == {"run.json", "history.jsonl", "certificate.json", "model.safetensors", "report.png"}
+    assert written == {"run.json", "history.jsonl", "certificate.json", "model.safetensors"} | {
+        "report.png",
+        "report.html",
+    }
     summary = json.loads((tmp_path / "run/run.json").read_text())
     assert summary["tuning"]["table"] is None
     assert not {"seconds", "peak_memory_mib", "runs_begun"} & summary.keys()

@@ -72,9 +72,7 @@ class TensorBoard(HistoryLogger):
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             # What an interrupted run wrote after its checkpoint is written again, and shown once.
-            self._writer = SummaryWriter(  # type: ignore[no-untyped-call]
-                str(self.folder), purge_step=done + 1 if done else None
-            )
+            self._writer = SummaryWriter(str(self.folder), purge_step=done + 1 if done else None)
         except OSError as error:
             reason = error.strerror or type(error).__name__
             raise ValueError(

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from copy import deepcopy
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -166,11 +167,11 @@ class _Score:
             finished = True
         finally:
             for logger in begun:
-                self._tried(logger, lambda logger=logger: logger.close(finished))
+                self._tried(logger, partial(logger.close, finished))
 
     def _log(self, done: int, line: Line) -> None:
         for logger in list(self.loggers):
-            self._tried(logger, lambda logger=logger: logger.wrote(done, deepcopy(line)))
+            self._tried(logger, partial(logger.wrote, done, deepcopy(line)))
 
     def _tried(self, logger: HistoryLogger, act: Callable[[], None]) -> None:
         try:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from sordino.report.html.numbers import even_ticks, factor_ticks, percent, shown
-from sordino.report.html.tags import Html, Part, joined, tag
+from sordino.report.html.tags import NOTHING, Html, Part, joined, tag
 
 WIDTH, HEIGHT = 420.0, 232.0  # in units that are about a pixel, on a phone and on a desk
 _TOP, _RIGHT, _BOTTOM = 10.0, 14.0, 38.0
@@ -106,7 +106,7 @@ def _text(text: str, x: float, y: float, anchor: str, kind: str = "tick") -> Htm
 
 def _path(curve: Curve, place: _Place) -> Html:
     points = [f"{place.x(x):.1f} {place.y(y):.1f}" for x, y in _thinned(curve)]
-    return tag("path", d="M" + "L".join(points), class_=f"line {curve.ink}") if points else Html("")
+    return tag("path", d="M" + "L".join(points), class_=f"line {curve.ink}") if len(points) > 1 else NOTHING
 
 
 def _points(curve: Curve, place: _Place, along: str) -> Html:

@@ -66,9 +66,13 @@ def _measured(run: Kept) -> Iterator[Html]:
         )
         if max(len(curve.x) for curve in curves) < 2:
             continue  # one value is said among the key figures, or below
+        name = kind.replace("_", " ")
+        what = (
+            f"{name}{f' ({cover})' if cover else ''}: {ends}"  # a mark for those who do not see the other one
+        )
         yield card(
-            kind.replace("_", " ").capitalize(),
-            _over_the_run(run, curves, f"{kind.replace('_', ' ')}: {ends}", share=is_share(kind)),
+            name.capitalize(),
+            _over_the_run(run, curves, what, share=is_share(kind)),
             joined(f"{ends}", _missing(courses.values()), mark(cover)),
             curves,
         )

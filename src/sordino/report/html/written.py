@@ -35,8 +35,16 @@ def data(run: Kept) -> Html:
         return section("data", "The data", tag("p", text), facts(_data_facts(run)))
     pairs: list[tuple[str, Part]] = [("kind", str(said.get("kind", "not stated"))), *_data_facts(run)]
     pairs += _target(mapping(said.get("target")))
-    columns = said.get("columns")
-    known = {"format", "kind", "target", "columns"}
+    schema = mapping(said.get("schema"))  # of a table: what differs from public bounds is said in it
+    columns = said.get("columns", schema.get("columns", schema.get("column")))
+    if isinstance(columns, list) and schema:
+        columns = [{"obtained": "public", **mapping(each)} if _has_bounds(each) else each for each in columns]
+    pairs += (
+        [("target obtained", _obtained(each))]
+        if "obtained" in (each := mapping(schema.get("target")))
+        else []
+    )
+    known = {"format", "kind", "target", "columns", "schema"}
     more = [
         (_spoken(name), _plain(value))
         for name, value in flat({k: v for k, v in said.items() if k not in known})
@@ -63,6 +71,10 @@ def _target(target: Mapping[str, Any]) -> Iterator[tuple[str, Part]]:
         yield "between", f"{_plain(target.get('low'))} and {_plain(target.get('high'))}"
     if target.get("obtained") is not None:
         yield "how they were obtained", _obtained(target)
+
+
+def _has_bounds(column: Any) -> bool:
+    return any(mapping(column).get(name) is not None for name in ("low", "high", "values"))
 
 
 def _columns(columns: list[Any]) -> Html:
