@@ -46,6 +46,22 @@ def m(file: str, name: str, old: str, new: str, *tests: str) -> Mutation:
 
 # fmt: off
 MUTATIONS = [
+    # Tables
+    m("data/csv_rows.py", "a stray quote reaches into the next row",
+      "            return self._well_formed.fullmatch(line) is not None", "            return True", "data_csv_rows"),
+    m("data/csv_rows.py", "the header is read with what follows",
+      'with path.open("rb", buffering=0) as raw:', 'with path.open("rb") as raw:', "cli_schema"),
+    m("data/table.py", "rows without a target train",
+      "there &= has_target(", "there |= has_target(", "data_table"),
+    m("data/table.py", "peeked bounds are guaranteed", "if not peeked:", "if True:", "data_table"),
+    m("data/cells.py", "numbers beyond their bounds", "np.clip(numbers_of(array), low, high)",
+      "numbers_of(array)", "data_table"),
+    m("data/reading.py", "rows beyond the first of a user count",
+      "[ranks >= most]] = True", "[ranks > most]] = True", "data_reading"),
+    m("data/matrix.py", "what was touched stays in memory", "self._touched > _RESIDENT and", "False and",
+      "data_matrix"),
+    m("data/columns.py", "a first line that is a row is quoted", "if any(map(is_number, names)):", "if False:",
+      "data_table"),
     # One vector
     m("vector.py", "moved parameter unnoticed",
       "if parameter.data_ptr() != base + 4 * slot.start or not parameter.is_contiguous():",

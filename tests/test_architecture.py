@@ -65,6 +65,7 @@ ORDER = [
 ACROSS = {
     "architecture": "which part knows which",
     "bounds_as_computed": "no row moves a sum by more than its threshold, in the arithmetic in which it is added",
+    "data_mutated": "damaged files: one line, no traceback, no cell quoted",
     "docs": "what README and pages say is so",
     "federate": "federated training as a whole",
     "gradients_rules": "every layer against a loop over single examples",

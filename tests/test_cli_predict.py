@@ -136,3 +136,44 @@ def test_export_says_where_it_went(run: Path, tmp_path: Path, monkeypatch: Any, 
     assert sordino(monkeypatch, "export", str(run), "--out", str(out), "--json") == 0
     assert json.loads(capsys.readouterr().out)["file"] == str(out)
     assert out.exists()
+
+
+CENSUS = "age,job,wage\n" + "".join(
+    f"{20 + n % 50},{'ab'[n % 2]},{['low', 'high'][n % 2]}\n" for n in range(120)
+)
+SCHEMA = """
+[target]
+name = "wage"
+labels = ["low", "high"]
+
+[[column]]
+name = "age"
+kind = "number"
+low = 0
+high = 100
+
+[[column]]
+name = "job"
+kind = "category"
+values = ["a", "b"]
+"""
+
+
+def test_a_table_is_predicted_row_by_row_whatever_is_in_its_cells(
+    here: Path, monkeypatch: Any, capsys: Any
+) -> None:
+    Path("people.csv").write_text(CENSUS)
+    Path("schema.toml").write_text(SCHEMA)
+    assert sordino(monkeypatch, "train", "people.csv", *TRAIN, "--out", "run") == 0
+    Path("new.csv").write_text("job,age\na,30\nzebra,\n,12e\nb,99999\n")
+    capsys.readouterr()
+    assert sordino(monkeypatch, "predict", "run", "new.csv", "--proba") == 0
+    lines = lines_of(capsys.readouterr().out)
+    assert [line["prediction"] in ("low", "high") for line in lines] == [True] * 4
+    trained = sd.load("run")
+    rows = [{"age": 30, "job": "a"}, {"job": "zebra"}, {}, {"age": 99999, "job": "b"}]
+    assert trained.predict(rows) == [line["prediction"] for line in lines]
+    assert sordino(monkeypatch, "evaluate", "run", "people.csv", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["rows"] == 120
+    said = [each for each in trained.certificate["assumptions"] if each.startswith("public: ")]
+    assert len(said) == 1

@@ -174,3 +174,103 @@ def test_help_and_version(monkeypatch: Any, capsys: Any) -> None:
     assert sordino(monkeypatch, "--version") == 0
     assert capsys.readouterr().out.startswith("sordino ")
     assert sordino(monkeypatch, "train", "digits", "--no-such-option") == 2
+
+
+SCHEMA = """
+[target]
+name = "y"
+{target}
+[[column]]
+name = "age"
+kind = "number"
+low = 0
+high = 100
+"""
+
+
+def write_table(here: Path, target: str = 'labels = ["no", "yes"]') -> None:
+    (here / "people.schema.toml").write_text(SCHEMA.format(target=target))
+    label = (lambda n: n) if "low" in target else (lambda n: "no" if n < 50 else "yes")
+    rows = "".join(f"{n % 100},{label(n % 100)},u{n % 40}\n" for n in range(400))
+    (here / "people.csv").write_text("age,y,id\n" + rows)
+
+
+def test_a_table_trains_with_its_schema(here: Path, monkeypatch: Any, capsys: Any) -> None:
+    write_table(here)
+    table = ["train", "people.csv", "--target", "y", "--holdout", "0.25", "--epsilon", "3", "--delta", "1e-3"]
+    assert sordino(monkeypatch, *table, *CHEAP, "--out", "run") == 0
+    assert "one example of 300" in capsys.readouterr().out
+    inputs = json.loads((here / "run/inputs.json").read_text())
+    assert (inputs["kind"], inputs["target"]["labels"]) == ("table", ["no", "yes"])
+    assert json.loads((here / "run/run.json").read_text())["model"] == "mlp:64"
+    assert sordino(monkeypatch, "verify", "run") == 0
+
+
+def test_a_number_is_predicted_in_the_owners_units(here: Path, monkeypatch: Any, capsys: Any) -> None:
+    write_table(here, "low = 0\nhigh = 100")
+    table = [
+        "train",
+        "people.csv",
+        "--target",
+        "y",
+        "--test",
+        "people.csv",
+        "--epsilon",
+        "8",
+        "--delta",
+        "1e-3",
+    ]
+    assert sordino(monkeypatch, *table, "--epochs", "20", "--json") == 0
+    metrics = json.loads(capsys.readouterr().out)["metrics"]
+    assert 1 < metrics["test_mean_absolute_error"] < 40
+    assert metrics["test_r2"] > 0
+
+
+def test_users_are_the_units_where_they_are_asked_for(here: Path, monkeypatch: Any, capsys: Any) -> None:
+    write_table(here)
+    paid = ["--epsilon", "3", "--delta", "1e-3", *CHEAP]
+    by_user = ["--unit", "user", "--user-column", "id", "--rows-per-user", "4"]
+    assert sordino(monkeypatch, "train", "people.csv", *paid, *by_user, "--json") == 0
+    summary = json.loads(capsys.readouterr().out)
+    assert (summary["unit"], summary["n"]) == ("user", 40)
+    assert sordino(monkeypatch, "train", "people.csv", *paid, "--unit", "user") == 2
+    assert "give --user-column" in capsys.readouterr().err
+    assert sordino(monkeypatch, "train", "people.csv", *paid, "--user-column", "id") == 2
+    assert "give --unit user too" in capsys.readouterr().err
+    assert sordino(monkeypatch, "train", "digits", *paid, "--holdout", "0.2") == 2
+    assert "digits is no table: leave out holdout" in capsys.readouterr().err
+
+
+def test_a_table_that_was_peeked_at_has_no_guarantee(here: Path, monkeypatch: Any, capsys: Any) -> None:
+    write_table(here)
+    (here / "people.schema.toml").unlink()
+    draft = ["schema", "infer", "people.csv", "--target", "y", "--peek", "--out", "people.schema.toml"]
+    assert sordino(monkeypatch, *draft) == 0
+    assert (
+        sordino(
+            monkeypatch, "train", "people.csv", "--epsilon", "3", "--delta", "1e-3", *CHEAP, "--out", "run"
+        )
+        == 0
+    )
+    assert "this is no guarantee" in capsys.readouterr().out
+    claim = json.loads((here / "run/certificate.json").read_text())["claim"]
+    assert claim["stands"] is False
+
+
+def test_a_table_without_its_schema_or_with_gaps_gets_one_line(
+    here: Path, monkeypatch: Any, capsys: Any
+) -> None:
+    write_table(here)
+    (here / "people.schema.toml").unlink()
+    command = ["train", "people.csv", "--target", "y", "--epsilon", "3", "--delta", "1e-3", "--out", "run"]
+    assert sordino(monkeypatch, *command) == 2
+    assert "sordino schema infer people.csv" in capsys.readouterr().err
+    assert (
+        sordino(monkeypatch, "schema", "infer", "people.csv", "--target", "y", "--out", "people.schema.toml")
+        == 0
+    )
+    assert sordino(monkeypatch, *command) == 2
+    err = capsys.readouterr().err
+    assert "fill in 'age' (kind); 'id' (kind); 'y' (labels)" in err
+    assert err.count("\n") == 1
+    assert not (here / "run").exists()

@@ -5,6 +5,7 @@ import gzip
 import hashlib
 import importlib
 import io
+import json
 import os
 import struct
 import tarfile
@@ -26,6 +27,8 @@ from sordino.data import NAMED_SETS, as_examples, load
 from sordino.data.cifar import ARCHIVE, load_cifar10
 from sordino.data.download import Folders, download
 from sordino.data.idx import FASHION_MNIST, MNIST, read_idx
+from sordino.data.inputs import Target, inputs_from_json
+from sordino.data.named import Named
 
 RANDOM = np.random.default_rng(0)
 
@@ -548,3 +551,21 @@ def test_emnist_labels_are_checked_and_a_missing_file_says_where_to_get_it(tmp_p
     with pytest.raises(ValueError, match="emnist-bymerge-train-images") as caught:
         load("emnist-bymerge", root=tmp_path)
     assert "SORDINO_DATA" in one_line(caught)
+
+
+def test_a_named_set_says_what_its_rows_are() -> None:
+    digits = load("digits")
+    inputs = digits.inputs
+    assert inputs is not None
+    assert inputs_from_json(json.loads(json.dumps(inputs.to_json()))) == inputs
+    torch.testing.assert_close(inputs.examples("digits").take(torch.arange(360))[0], digits.test[0])
+    torch.testing.assert_close(inputs.examples(digits.test).take(torch.arange(360))[1], digits.test[1])
+    with pytest.raises(ValueError, match="are floats, scaled as its reader does"):
+        inputs.examples(np.zeros((1, 1, 8, 8), np.uint8), targets=False).take(torch.arange(1))
+    assert inputs.public == digits.public
+
+
+def test_bytes_of_images_are_scaled_as_their_set_is() -> None:
+    grey = Named(Target("label", ("0", "1")), "mnist", (1, 2, 2), (0.1307,), (0.3081,), ())
+    rows = grey.examples(np.full((1, 1, 2, 2), 255, np.uint8), targets=False).take(torch.arange(1))[0]
+    torch.testing.assert_close(rows, torch.full((1, 1, 2, 2), (1 - 0.1307) / 0.3081))

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import warnings
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sordino.data import as_examples, load
+from sordino.data.inputs import Target, inputs_from_json
+from sordino.data.npz import Arrays
 
 X = np.linspace(-1, 1, 12, dtype=np.float32).reshape(6, 2)
 Y = np.array([0, 1, 2, 0, 1, 2])
@@ -182,3 +185,38 @@ def test_held_out_inputs_that_are_not_finite_are_refused_and_private_ones_are_no
     with pytest.raises(ValueError, match="x_test holds numbers that are not finite"):
         load(saved(tmp_path, x_train=X, y_train=Y, x_test=spoilt, y_test=Y), classes=3)
     load(saved(tmp_path, x_train=spoilt, y_train=Y, x_test=X, y_test=Y), classes=3)
+
+
+def test_arrays_take_files_arrays_and_pairs_each_row_by_itself(tmp_path: Path) -> None:
+    inputs = Arrays(Target("y", ("a", "b", "c")), (2,))
+    every = torch.arange(6)
+    path = saved(tmp_path, x=X, y=Y)
+    for source in (path, str(path), X, torch.from_numpy(X), (X, Y), X.astype(np.float64)):
+        torch.testing.assert_close(inputs.examples(source, targets=False).take(every)[0], torch.from_numpy(X))
+    kept, rows, targets = inputs.examples((X, np.array(["a", "b", "z", "a", "", "c"]))).take_readable(every)
+    assert (kept.tolist(), targets.tolist(), len(rows)) == ([0, 1, 3, 5], [0, 1, 0, 2], 4)
+    torch.testing.assert_close(
+        inputs.examples(np.full((1, 2), 51, dtype=np.uint8), targets=False).take(torch.arange(1))[0],
+        torch.full((1, 2), 0.2),
+    )
+
+
+def test_of_a_file_with_two_parts_the_one_for_test_is_taken(tmp_path: Path) -> None:
+    inputs = Arrays(Target("y", ("a", "b", "c")), (2,))
+    path = saved(tmp_path, x_train=X, y_train=Y, x_test=X[:2], y_test=Y[:2])
+    assert len(inputs.examples(path)) == 2
+    assert len(inputs.examples(saved(tmp_path, x=X), targets=False)) == 6
+
+
+@pytest.mark.parametrize(
+    "source", [X[:, :1], X[0], (X, Y[:3]), (X, Y.reshape(2, 3)), (X, Y + 0.5), X.astype(int), None, (X, None)]
+)
+def test_arrays_that_do_not_fit_are_one_line(source: Any) -> None:
+    with pytest.raises(ValueError, match=r": (give|make|number)"):
+        Arrays(Target("y", ("a", "b", "c")), (2,)).examples(source)
+
+
+def test_what_arrays_are_is_read_as_it_was_written() -> None:
+    for target in (Target("y", ("a", "b")), Target("y", low=0.0, high=9.5)):
+        inputs = Arrays(target, (2,), (0.0,), (1.0,), ("number of rows",))
+        assert inputs_from_json(json.loads(json.dumps(inputs.to_json()))) == inputs

@@ -176,6 +176,26 @@ def test_data_frames_keep_the_names_of_their_columns() -> None:
         private.predict(frame.rename(columns={"a": "z"}))
 
 
+def test_a_schema_reads_a_data_frame() -> None:
+    pandas = pytest.importorskip("pandas")
+    from sordino.data.schema import Column, Schema, TargetColumn
+
+    columns = (Column("age", "number", low=0, high=100), Column("job", "category", values=("a", "b")))
+    frame = pandas.DataFrame({"age": np.arange(100.0), "job": ["a", "b"] * 50})
+    y = np.where(frame["age"] > 50, "old", "young")
+    labelled = Schema(TargetColumn("era", labels=("young", "old")), columns)
+    private = classifier(classes=None, bounds=None, schema=labelled, epochs=3).fit(frame, y)
+    assert set(private.predict(frame)) <= {"young", "old"}
+    assert private.predict_proba(frame).shape == (100, 2)
+    numbered = Schema(TargetColumn("age next year", low=0, high=100), columns)
+    said = sd.SordinoRegressor(8, 1e-4, schema=numbered, **QUICK).fit(frame, frame["age"] + 1).predict(frame)
+    assert ((said >= 0) & (said <= 100)).all()
+    with pytest.raises(ValueError, match="use the other estimator"):
+        classifier(schema=numbered).fit(frame, y)
+    with pytest.raises(ValueError, match="give a data frame"):
+        classifier(schema=labelled).fit(X, Y)
+
+
 def test_a_directory_holds_a_run_that_can_be_loaded(tmp_path: Path) -> None:
     private = classifier(out=tmp_path / "run").fit(X, Y)
     trained = sd.load(tmp_path / "run")

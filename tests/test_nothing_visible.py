@@ -845,3 +845,76 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+# Tables -----------------------------------------------------------------------------------------------------
+
+TABLE_SCHEMA = """
+[target]
+name = "y"
+labels = ["no", "yes"]
+[[column]]
+name = "age"
+kind = "number"
+low = 0
+high = 100
+[[column]]
+name = "job"
+kind = "category"
+values = ["a", "b"]
+[[column]]
+name = "city"
+kind = "category"
+buckets = 4
+"""
+TABLE_LINES = [f"{n % 90},{'abc'[n % 3]},c{n % 5},{'no' if n % 2 else 'yes'},u{n % 10}" for n in range(ROWS)]
+
+
+@pytest.mark.usefixtures("silent")
+@pytest.mark.parametrize("unit", ["example", "user"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "1e999,zzz,Atlantis,no,u2",
+        "12,a,c2,what,u2",
+        ",,,,u2",
+        '"12"x,a,c2,no,u2',
+        "",
+        "only one cell",
+        "1,2,3,4,5,6,7,8",
+        '"never closed,a,c2,no,u2',
+        "\udcff\udcfe,\udcff,\udcff,\udcff,u2",
+        "x" * 100_000 + ",a,c2,no,u2",
+    ],
+)
+def test_a_row_of_a_table_shows_nowhere(
+    line: str, unit: str, observe: Observer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cell that is no number, a label that there is not, a row nulled or ragged, a quote, bytes that are no text."""
+    if unit == "user" and not line.endswith(",u2"):
+        pytest.skip("without its id it is another user's row that is gone, and no neighbour")
+    (tmp_path / "schema.toml").write_text(TABLE_SCHEMA)
+    people = tmp_path / "people.csv"
+
+    def act(lines: list[str], folder: Path) -> object:
+        people.write_bytes("\n".join(["age,job,city,y,id", *lines, ""]).encode(errors="surrogateescape"))
+        by_user = ["--unit", "user", "--user-column", "id"] if unit == "user" else []
+        command = [
+            "train",
+            str(people),
+            "--target",
+            "y",
+            "--epsilon",
+            "3",
+            "--delta",
+            "1e-3",
+            "--epochs",
+            "3",
+        ]
+        return sordino(
+            monkeypatch, *command, "--seed", "1", "--out", str(folder), "--model", "linear", *by_user
+        )
+
+    wild = [line if n == UNIT else each for n, each in enumerate(TABLE_LINES)]
+    check(observe, tmp_path, partial(act, TABLE_LINES), partial(act, wild), f"table by {unit}")
+    assert "inputs.json" in files_of(tmp_path / "wild")

@@ -11,11 +11,14 @@ import torch
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 from sklearn.utils import check_consistent_length, check_random_state, column_or_1d, get_tags
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import _check_feature_names, check_is_fitted, validate_data
 from torch import Tensor, nn
 
-from sordino.data.inputs import Target
+from sordino.data import Examples
+from sordino.data.inputs import Inputs, Target
 from sordino.data.npz import Arrays
+from sordino.data.schema import Schema
+from sordino.data.table import Table
 from sordino.gradients import call_model, evaluating
 from sordino.methods import Method
 from sordino.models import build_model
@@ -42,6 +45,7 @@ class _Private(BaseEstimator):  # type: ignore[misc]
     epochs: float | None
     batch_size: int | None
     bounds: Bounds
+    schema: Any
     accountant: str
     data_name: str
     ledger: Any
@@ -62,15 +66,36 @@ class _Private(BaseEstimator):  # type: ignore[misc]
                 "no bounds were given, so nothing is scaled: give public bounds=(low, high), unless your features are "
                 "of about unit size"
             )
+        self._train(inputs, inputs.examples((X, y)), task)
+
+    def _fit_table(self, X: Any, y: Any, task: Task, labelled: bool) -> Target:
+        """Fit a data frame as its schema says; y is the target's column, whatever it is called."""
+        schema = self.schema if isinstance(self.schema, Schema) else Schema.read(self.schema)
+        table = Table(schema)
+        if bool(table.target.labels) != labelled:
+            raise ValueError(
+                f"the target of the schema is for a {table.target.task}: use the other estimator"
+            )
+        if not hasattr(X, "columns"):
+            raise ValueError("a schema names columns: give a data frame, or leave it out")
+        _check_feature_names(self, X, reset=True)
+        self.n_features_in_ = len(X.columns)
+        columns = {str(name): X[name] for name in X.columns if str(name) != table.target.name}
+        check_consistent_length(X, y)
+        targets = np.asarray(y)
+        self._train(table, table.examples({**columns, table.target.name: targets}), task)
+        return table.target
+
+    def _train(self, inputs: Inputs, examples: Examples, task: Task) -> None:
         seed = None
         if self.random_state is not None:
             chance = self.random_state
             seed = int(chance if isinstance(chance, int) else check_random_state(chance).randint(2**31))
         spec = self.model if isinstance(self.model, str) else None
         run = train(
-            _network(self.model, (X.shape[1],), target.outputs, seed),
+            _network(self.model, inputs.shape, inputs.target.outputs, seed),
             task,
-            inputs.examples((X, y)),
+            examples,
             method=self.method,
             epochs=self.epochs,
             batch_size=self.batch_size,
@@ -89,9 +114,7 @@ class _Private(BaseEstimator):  # type: ignore[misc]
 
     def _scores(self, X: Any) -> Tensor:
         check_is_fitted(self, "model_")
-        X = validate_data(self, X, reset=False, dtype=_FLOATS, ensure_all_finite="allow-nan")
-        X = X if self.inputs_.low else np.nan_to_num(X, nan=0.0)
-        examples = self.inputs_.examples(X, targets=False)
+        examples = self._rows_to_answer(X)
         with evaluating(self.model_), torch.no_grad():
             return torch.cat(
                 [
@@ -102,6 +125,13 @@ class _Private(BaseEstimator):  # type: ignore[misc]
                     for start in range(0, len(examples), _TOGETHER)
                 ]
             )
+
+    def _rows_to_answer(self, X: Any) -> Examples:
+        if isinstance(self.inputs_, Arrays):
+            X = validate_data(self, X, reset=False, dtype=_FLOATS, ensure_all_finite="allow-nan")
+            return self.inputs_.examples(X if self.inputs_.low else np.nan_to_num(X, nan=0.0), targets=False)
+        _check_feature_names(self, X, reset=False)
+        return self.inputs_.examples({str(name): X[name] for name in X.columns}, targets=False)
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -128,6 +158,8 @@ class SordinoClassifier(ClassifierMixin, _Private):  # type: ignore[misc]
         classes: The labels, which are public; else they are read from y, and the certificate says so.
         bounds: Public bounds of the features: a pair (low, high), of numbers or of a number for each feature. What lies
             outside is clipped, and the rest becomes -1 to 1. Without them nothing is scaled.
+        schema: For data frames, in the place of classes and bounds: a schema of their columns, or its TOML file. y is
+            the column that is its target.
         accountant: As for `train`.
         data_name: What the owner calls the data.
         ledger: A file in which every fit is counted.
@@ -153,6 +185,7 @@ class SordinoClassifier(ClassifierMixin, _Private):  # type: ignore[misc]
         batch_size: int | None = None,
         classes: Sequence[Any] | None = None,
         bounds: Bounds = None,
+        schema: Any = None,
         accountant: str = "auto",
         data_name: str = UNNAMED,
         ledger: Any = None,
@@ -167,6 +200,7 @@ class SordinoClassifier(ClassifierMixin, _Private):  # type: ignore[misc]
         self.batch_size = batch_size
         self.classes = classes
         self.bounds = bounds
+        self.schema = schema
         self.accountant = accountant
         self.data_name = data_name
         self.ledger = ledger
@@ -175,6 +209,9 @@ class SordinoClassifier(ClassifierMixin, _Private):  # type: ignore[misc]
 
     def fit(self, X: Any, y: Any) -> SordinoClassifier:
         """Train privately; a row with numbers that are not finite, or with a label that is no class, counts as zero."""
+        if self.schema is not None:
+            self.classes_ = np.array(self._fit_table(X, y, classification(), labelled=True).labels)
+            return self
         X, y = _rows_and_targets(self, X, y)
         if self.classes is None:
             check_classification_targets(y)
@@ -224,13 +261,14 @@ class SordinoRegressor(RegressorMixin, _Private):  # type: ignore[misc]
     Args:
         epsilon: The budget of one fit; no default.
         delta: Likewise.
-        target_bounds: Public bounds (low, high) of what is predicted; no default. Targets outside are clipped, and
-            predictions never are.
+        target_bounds: Public bounds (low, high) of what is predicted, unless a schema has them. Targets outside
+            are clipped, and predictions lie between them.
         method: As for `SordinoClassifier`, like the rest.
         model: A name, or an ``nn.Module`` of one output.
         epochs: As for `train`.
         batch_size: As for `train`.
         bounds: Of the features.
+        schema: Of a data frame, in the place of both bounds.
         accountant: As for `train`.
         data_name: What the owner calls the data.
         ledger: A file in which every fit is counted.
@@ -247,13 +285,14 @@ class SordinoRegressor(RegressorMixin, _Private):  # type: ignore[misc]
         self,
         epsilon: float,
         delta: float,
-        target_bounds: tuple[float, float],
+        target_bounds: tuple[float, float] | None = None,
         *,
         method: str | Method = "auto",
         model: str | nn.Module = "mlp:64",
         epochs: float | None = None,
         batch_size: int | None = None,
         bounds: Bounds = None,
+        schema: Any = None,
         accountant: str = "auto",
         data_name: str = UNNAMED,
         ledger: Any = None,
@@ -268,6 +307,7 @@ class SordinoRegressor(RegressorMixin, _Private):  # type: ignore[misc]
         self.epochs = epochs
         self.batch_size = batch_size
         self.bounds = bounds
+        self.schema = schema
         self.accountant = accountant
         self.data_name = data_name
         self.ledger = ledger
@@ -276,6 +316,9 @@ class SordinoRegressor(RegressorMixin, _Private):  # type: ignore[misc]
 
     def fit(self, X: Any, y: Any) -> SordinoRegressor:
         """Train privately; a row with numbers that are not finite counts as zero."""
+        if self.schema is not None:
+            self._fit_table(X, y, regression(), labelled=False)
+            return self
         low, high = _pair(self.target_bounds, "target_bounds")
         X, y = _rows_and_targets(self, X, y, dtype=np.float64)
         self._trained(X, y, Target("y", low=low, high=high), regression(), ("bounds of the target",))

@@ -49,6 +49,15 @@ class PrivateLoop:
         optimizer: Whose parameters get the gradients.
         account: In a ledger across runs, if there is one.
         about: What the certificate says besides.
+
+    >>> model = nn.Linear(2, 1)
+    >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    >>> loss = lambda output, y: (output[:, 0] - y) ** 2
+    >>> rows = torch.ones(40, 2), torch.zeros(40)
+    >>> private = make_private(model, loss, rows, optimizer=optimizer, epochs=1, batch_size=20, budget=(3, 1e-3))
+    >>> released = private.backward()
+    >>> model.bias.grad.shape, private.gate.step, len(private)
+    (torch.Size([1]), 1, 2)
     """
 
     def __init__(

@@ -142,7 +142,7 @@ class Trained:
 
     def _examples(self, rows: Any, targets: bool) -> Examples:
         if self.inputs is not None:
-            return self.inputs.examples(rows, targets=targets)
+            return self.inputs.examples(_columns(rows), targets=targets)
         if not isinstance(rows, Tensor | np.ndarray):
             raise ValueError(
                 "the run does not say what raw rows are: give its model's inputs, as a tensor or an array"
@@ -176,6 +176,15 @@ class Trained:
                 f"the model gives numbers of shape {list(scores.shape[1:])} for a row, where {wanted} are expected: "
                 "take scores(rows)"
             )
+
+
+def _columns(rows: Any) -> Any:
+    """A list of dicts, as a program that serves answers has them, by columns; anything else as it is."""
+    if not isinstance(rows, list) or not rows or not all(isinstance(row, dict) for row in rows):
+        return rows
+    return {
+        name: [row.get(name) for row in rows] for name in dict.fromkeys(key for row in rows for key in row)
+    }
 
 
 def probabilities(scores: Tensor) -> Tensor:

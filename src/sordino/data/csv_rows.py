@@ -1,7 +1,8 @@
 """CSV files, some megabytes at a time: every line keeps its place, whatever is wrong with it.
 
 Arrow reads the cells. Before that, what could make one row reach into the next is taken out here: a quote that is not
-closed, a line without end. Such a row, and one with too few or too many cells, becomes a row of missing values.
+closed, a line without end. Such a row, and one with too few or too many
+cells, becomes a row of missing values.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING
 
 from sordino.data.wrong import wrong_with
 
@@ -87,14 +88,14 @@ class CsvRows:
             with self.path.open("rb") as file:
                 header, end = _first_line(file)
                 names = names_in(self.path, header, self.delimiter)
-                for whole, size in self._lines(file, end):
+                for whole, size in self._lines(file, end, len(names)):
                     yield self._table(whole, names, columns), size
         except OSError as error:
             raise ValueError(f"cannot read {self.path} ({wrong_with(error)}): check the file") from None
 
-    def _lines(self, file: IO[bytes], end: bytes) -> Iterator[tuple[bytes, int]]:
+    def _lines(self, file: IO[bytes], end: bytes, cells: int) -> Iterator[tuple[bytes, int]]:
         """Whole rows, each by itself well formed, and how much was read for them."""
-        cut = _Records(self.delimiter) if self.newlines else _Lines(self.delimiter)
+        cut = (_Records if self.newlines else _Lines)(self.delimiter, cells)
         while read := file.read(_AT_A_TIME):
             # A carriage return ended the header: a line feed may follow, and is part of the end.
             whole = cut.more(read.removeprefix(b"\n") if end == b"\r" else read)
@@ -105,25 +106,17 @@ class CsvRows:
             yield whole, 0
 
     def _table(self, whole: bytes, names: Sequence[str], columns: Sequence[str]) -> pa.Table:
-        import numpy as np
         import pyarrow as pa
         from pyarrow import csv as arrow
 
-        ragged: list[int] = []
-
-        def note(row: Any) -> str:
-            ragged.append(row.number - 1)  # and never its text
-            return "skip"
-
-        table = arrow.read_csv(
+        # No handler for rows of another length: asked for one, Arrow decodes them, and quotes what it cannot.
+        return arrow.read_csv(
             pa.BufferReader(whole),
-            # One thread and one block: only then rows have numbers.
             read_options=arrow.ReadOptions(
                 use_threads=False, block_size=len(whole) + 1, column_names=list(names)
             ),
             parse_options=arrow.ParseOptions(
                 delimiter=self.delimiter,
-                invalid_row_handler=note,
                 ignore_empty_lines=False,
                 newlines_in_values=self.newlines,
             ),
@@ -135,24 +128,18 @@ class CsvRows:
                 quoted_strings_can_be_null=False,
             ),
         )
-        if not ragged:
-            return table
-        rows = table.num_rows + len(ragged)
-        there = np.ones(rows, dtype=bool)
-        there[ragged] = False
-        places = np.cumsum(there) - 1
-        return table.take(pa.array(places, mask=~there))
 
 
 class _Lines:
     """Rows are lines. A line feed, a carriage return or both end one, mixed as they may be."""
 
-    def __init__(self, delimiter: str) -> None:
+    def __init__(self, delimiter: str, cells: int) -> None:
+        self._delimiter, self._cells = delimiter.encode(), cells
         unquoted, quoted = rf'(?:[^"{delimiter}\n][^{delimiter}\n]*+)?+', r'"[^"\n]*+(?:""[^"\n]*+)*+"'
         if delimiter == "|":
             delimiter = r"\|"
         field = f"(?:{quoted}|{unquoted})"
-        self._well_formed = re.compile(f"{field}(?:{delimiter}{field})*+".encode())
+        self._well_formed = re.compile(f"{field}(?:{delimiter}{field}){{{cells - 1}}}".encode())
         self._carried = b""
         self._skipping = False  # the rest of a line that is too long
 
@@ -176,13 +163,15 @@ class _Lines:
         return self._each_by_itself(text if text.endswith(b"\n") or not text else text + b"\n")
 
     def _each_by_itself(self, whole: bytes) -> bytes:
-        """The same lines, those emptied whose quotes do not match or which are too long."""
-        if b'"' not in whole and len(whole) <= _LONGEST:
-            return whole
+        """The same lines, those emptied that have too few or too many cells, quotes that do not match, or no end."""
         return b"\n".join(line if self._is_well_formed(line) else b"" for line in whole.split(b"\n"))
 
     def _is_well_formed(self, line: bytes) -> bool:
-        return len(line) <= _LONGEST and (b'"' not in line or self._well_formed.fullmatch(line) is not None)
+        if len(line) > _LONGEST:
+            return False
+        if b'"' in line:
+            return self._well_formed.fullmatch(line) is not None
+        return line.count(self._delimiter) == self._cells - 1
 
 
 def _one_kind_of_end(text: bytes) -> bytes:
@@ -193,13 +182,16 @@ class _Records:
     """Rows whose cells in quotes may hold line ends. A quote that is not closed takes its own line with it, unless
     another one follows that closes it."""
 
-    def __init__(self, delimiter: str) -> None:
+    def __init__(self, delimiter: str, cells: int) -> None:
         unquoted = rf'(?:[^"{delimiter}\r\n][^{delimiter}\r\n]*+)?+'
         quoted = r'"[^"]*+(?:""[^"]*+)*+"'
         if delimiter == "|":
             delimiter = r"\|"
         fields = f"(?:(?:{quoted}|{unquoted}){delimiter})*+"
         self._record = re.compile(f"{fields}(?:{quoted}|{unquoted})(?:\r\n|\r|\n)".encode())
+        self._whole = re.compile(
+            f"(?:(?:{quoted}|{unquoted}){delimiter}){{{cells - 1}}}(?:{quoted}|{unquoted})(?:\r\n|\r|\n)".encode()
+        )
         open_quote = r'"[^"]*+(?:""[^"]*+)*+"?'
         self._begun = re.compile(f"{fields}(?:{open_quote}|{unquoted})\\Z".encode())
         self._end = re.compile(b"\r\n|\r|\n")
@@ -225,7 +217,7 @@ class _Records:
         while place < len(text):
             found = None if self._skipping else self._record.match(text, place)
             if found is not None and found.end() - place <= _LONGEST:
-                kept.append(found.group())
+                kept.append(found.group() if self._whole.fullmatch(found.group()) else b"\n")
                 place = found.end()
                 continue
             may_go_on = not ended and not self._skipping and len(text) - place <= _LONGEST
