@@ -33,7 +33,9 @@ def columns(part: Any, rows: int | None) -> dict[str, list[str]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--sentences", required=True, help="a sentence-transformers model, by name or path")
     parser.add_argument("--rows", type=int, help="to train on; by default all")
     parser.add_argument("--test-rows", type=int, help="by default all")
@@ -42,7 +44,9 @@ def main() -> None:
     news = load("ag-news", texts=True)
     words = Schema(TargetColumn("topic", labels=LABELS), (Column("text", "text"),))
     sentences = with_embedding(words, f"sentence-transformers:{asked.sentences}")
-    print("| texts as | rows | epsilon | accuracy | reading, minutes | training, minutes |\n|---|---|---|---|---|---|")
+    print(
+        "| texts as | rows | epsilon | accuracy | reading, minutes | training, minutes |\n|---|---|---|---|---|---|"
+    )
     for called, schema in (("hashed words", words), ("sentence embeddings", sentences)):
         begun = time.monotonic()
         table = Table(schema)

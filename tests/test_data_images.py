@@ -70,7 +70,7 @@ def test_a_file_that_is_no_image_keeps_its_place_and_contributes_nothing(pets: P
     kept, inputs, targets = examples.take_readable(torch.arange(6))
     assert kept.tolist() == [0, 2, 3, 5]
     assert targets.tolist() == [0, 0, 1, 1]
-    assert torch.equal(inputs, everything(examples)[0][kept])  # type: ignore[arg-type]
+    assert torch.equal(inputs, everything(examples)[0][kept])
 
 
 def test_nothing_is_said_of_what_cannot_be_read(

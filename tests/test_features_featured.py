@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor, nn
 
 import sordino.features.featured as featured
@@ -169,6 +170,28 @@ def test_a_run_keeps_what_stood_in_front(tmp_path: Path, mine: str, monkeypatch:
     certificate = json.loads((out / "certificate.json").read_text())
     assert any(f"features computed by {mine}:halves" in each for each in certificate["assumptions"])
     assert json.loads((out / "run.json").read_text())["model"] == "linear"
+
+
+def test_a_folder_of_images_is_trained_on_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for part, count in (("train", 30), ("test", 5)):
+        for label, name in enumerate(("dark", "light")):
+            for number in range(count):
+                file = tmp_path / "shades" / part / name / f"{number}.png"
+                file.parent.mkdir(parents=True, exist_ok=True)
+                level = np.random.default_rng(number).integers(0, 100, (9, 9)) + 150 * label
+                Image.fromarray(level.astype(np.uint8)).save(file)
+    (tmp_path / "shades" / "train" / "dark" / "3.png").write_bytes(b"Anna Meier")
+    out = tmp_path / "run"
+    paid = ("--epsilon", "8", "--delta", "1e-3", "--epochs", "2", "--out", str(out))
+    chosen = ("--features", "scattering", "--image-size", "8", "--grey")
+    assert sordino(monkeypatch, "train", str(tmp_path / "shades"), *paid, *chosen) == 0
+    said = json.loads((out / "inputs.json").read_text())
+    assert said["base"] == {"kind": "images", "size": 8, "grey": True, "declared": False}
+    assert said["target"] == {"name": "class", "labels": ["dark", "light"]}
+    summary = json.loads((out / "run.json").read_text())
+    assert (summary["n"], summary["features"]) == (60, "scattering")
+    again = inputs_from_json(said).examples(tmp_path / "shades" / "test")
+    assert (len(again), inputs_of(again).shape[1:]) == (10, (81, 2, 2))
 
 
 def test_features_of_images_are_not_for_rows_or_texts(mine: str) -> None:
