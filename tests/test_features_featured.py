@@ -157,7 +157,18 @@ def test_features_of_a_public_set_are_computed_once(tmp_path: Path, monkeypatch:
 def test_a_run_keeps_what_stood_in_front(tmp_path: Path, mine: str, monkeypatch: pytest.MonkeyPatch) -> None:
     x = np.random.default_rng(0).random((60, 4)).astype(np.float32)
     np.savez(tmp_path / "rows.npz", x=x, y=np.arange(60) % 2)
-    paid = ("--epsilon", "3", "--delta", "1e-3", "--epochs", "1", "--classes", "2")
+    paid = (
+        "--noise-multiplier",
+        "2",
+        "--delta",
+        "1e-3",
+        "--accountant",
+        "rdp",
+        "--epochs",
+        "1",
+        "--classes",
+        "2",
+    )
     out = tmp_path / "run"
     chosen = ("--features", f"{mine}:halves", "--out", str(out))
     assert sordino(monkeypatch, "train", str(tmp_path / "rows.npz"), *paid, *chosen) == 0
@@ -182,7 +193,18 @@ def test_a_folder_of_images_is_trained_on_end_to_end(tmp_path: Path, monkeypatch
                 Image.fromarray(level.astype(np.uint8)).save(file)
     (tmp_path / "shades" / "train" / "dark" / "3.png").write_bytes(b"Anna Meier")
     out = tmp_path / "run"
-    paid = ("--epsilon", "8", "--delta", "1e-3", "--epochs", "2", "--out", str(out))
+    paid = (
+        "--noise-multiplier",
+        "1",
+        "--delta",
+        "1e-3",
+        "--accountant",
+        "rdp",
+        "--epochs",
+        "2",
+        "--out",
+        str(out),
+    )
     chosen = ("--features", "scattering", "--image-size", "8", "--grey")
     assert sordino(monkeypatch, "train", str(tmp_path / "shades"), *paid, *chosen) == 0
     said = json.loads((out / "inputs.json").read_text())
