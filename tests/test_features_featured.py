@@ -216,6 +216,24 @@ def test_a_folder_of_images_is_trained_on_end_to_end(tmp_path: Path, monkeypatch
     assert (len(again), inputs_of(again).shape[1:]) == (10, (81, 2, 2))
 
 
+def test_a_file_of_texts_is_trained_on_with_features(
+    tmp_path: Path, mine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = [
+        f"{'long ' * 9 if number % 2 else 'short'},{'yes' if number % 2 else 'no'}" for number in range(60)
+    ]
+    (tmp_path / "notes.csv").write_text("\n".join(["note,y", *lines]))
+    schema = Schema(TargetColumn("y", labels=("no", "yes")), (Column("note", "text"),))
+    (tmp_path / "notes.schema.toml").write_text(schema.to_toml())
+    out = tmp_path / "run"
+    paid = ("--noise-multiplier", "1", "--delta", "1e-3", "--accountant", "rdp", "--epochs", "1")
+    chosen = ("--features", f"{mine}:lengths", "--out", str(out))
+    assert sordino(monkeypatch, "train", str(tmp_path / "notes.csv"), *paid, *chosen) == 0
+    again = inputs_from_json(json.loads((out / "inputs.json").read_text()))
+    assert again.shape == (2,)
+    assert f"features computed by {mine}:lengths, of each row by itself" in again.public
+
+
 def test_features_of_images_are_not_for_rows_or_texts(mine: str) -> None:
     with pytest.raises(ValueError, match="scattering is for images"):
         with_features(rows(), "scattering")

@@ -57,22 +57,67 @@ def initial_model(spec: str, loaded: Loaded, seed: int | None) -> nn.Module:
 def loaded_data(
     data: str,
     classes: int | None,
+    features: str | None = None,
     image_size: int | None = None,
     grey: bool = False,
-    features: str | None = None,
+    **table: Any,
 ) -> Loaded:
+    """The data, with features in the place of its rows if any are named; of a table besides what is said about it."""
     from sordino.data import load
+    from sordino.data.columns import is_table
 
     with warnings_in_one_line():
-        if features in (None, "none"):
-            return load(data, classes=classes, image_size=image_size, grey=grey, progress=True)
-        from sordino.features import features_named, with_features
+        how = {"classes": classes, "image_size": image_size, "grey": grey, "progress": True, **table}
+        if features is None or features == "none":
+            return load(data, **how)
+        from sordino.data import Schema
+        from sordino.data.reading import schema_beside
+        from sordino.features import features_named, with_embedding, with_features
 
         chosen = features_named(features)  # before data is read, which takes longer
-        texts = "texts" in DATA_SETS.entries[data].facts if data in DATA_SETS else False
-        texts = texts and chosen is not None and chosen.takes == "texts"
-        loaded = load(data, classes=classes, image_size=image_size, grey=grey, texts=texts, progress=True)
-        return with_features(loaded, chosen, public=data in DATA_SETS, progress=True)
+        if data not in DATA_SETS and is_table(data):
+            file = table.get("schema") or schema_beside(Path(data).expanduser())
+            return load(data, **{**how, "schema": with_embedding(Schema.read(file), features)})
+        is_named = data in DATA_SETS
+        texts = (
+            is_named and "texts" in DATA_SETS.entries[data].facts and getattr(chosen, "takes", "") == "texts"
+        )
+        return with_features(load(data, texts=texts, **how), chosen, public=is_named, progress=True)
+
+
+def user_of(
+    data: str, unit: str, column: str | None, rows_per_user: int | None, schema: Path | None
+) -> str | None:
+    """The column that says whose a row is, where users are the units."""
+    if unit not in ("example", "user"):
+        raise ValueError(f"--unit is example or user, not {unit!r}")
+    if unit == "example":
+        if column is not None or rows_per_user is not None:
+            raise ValueError("--user-column and --rows-per-user are for users as units: give --unit user too")
+        return None
+    from sordino.data.columns import is_table
+
+    if data in DATA_SETS or not is_table(data) or column is not None:
+        return column
+    from sordino.data import Schema
+    from sordino.data.reading import schema_beside
+
+    named = Schema.read(schema or schema_beside(Path(data).expanduser())).user
+    if named is None:
+        raise ValueError("--unit user needs the column that says whose a row is: give --user-column")
+    return named
+
+
+def model_for(loaded: Loaded, features: str | None = None) -> str:
+    """The model that is taken if nobody names one: of public facts alone."""
+    from sordino.models import default_model
+
+    columns = getattr(getattr(loaded.inputs, "schema", None), "columns", None)
+    if columns is None:
+        return default_model(loaded.name, loaded.input_shape, features)
+    kinds = {each.kind for each in columns} - {"ignore"}
+    # Thousands of words, or the numbers of an embedding, leave little to a hidden layer but noise.
+    return "linear" if kinds == {"text"} else "mlp:64"
 
 
 def declared_name(data: str, loaded: Loaded, data_name: str | None, ledger: Path | None) -> str:
@@ -121,8 +166,11 @@ def budget_of(
 
 def task_for(loaded: Loaded) -> Task:
     """What is learnt from this data, and measured."""
-    from sordino.tasks import classification, next_words
+    from sordino.tasks import classification, next_words, regression
 
+    if loaded.task == "regression":
+        assert loaded.inputs is not None
+        return regression(scale=loaded.inputs.target.half_range)
     return next_words() if loaded.task == "next-word" else classification()
 
 
@@ -154,7 +202,10 @@ def check_outputs(network: nn.Module, loaded: Loaded, spec: str) -> None:
         ) from error
     if loaded.task == "next-word":
         return
-    if not isinstance(output, torch.Tensor) or output.dim() != 2 or output.shape[1] < loaded.classes:
+    right = isinstance(output, torch.Tensor) and output.dim() == 2 and output.shape[1] >= loaded.classes
+    if loaded.task == "regression":
+        right = isinstance(output, torch.Tensor) and output.shape in ((5,), (5, 1))
+    if not right:
         got = f"shape {tuple(output.shape)}" if isinstance(output, torch.Tensor) else type(output).__name__
         raise ValueError(
             f"model {spec!r} must give {loaded.classes} scores for each of 5 rows, shape (5, {loaded.classes}), "

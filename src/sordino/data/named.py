@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+from sordino.data.columns import TABLES
 from sordino.data.download import Folders
 from sordino.data.images import load_images
 from sordino.data.loaded import Loaded
 from sordino.data.npz import load_npz
+from sordino.data.reading import read
 from sordino.named import DATA_SETS
 from sordino.registry import registered
 
@@ -27,6 +30,7 @@ def load(
     labels: Sequence[str] | None = None,
     texts: bool = False,
     progress: bool = False,
+    **table: Any,
 ) -> Loaded:
     """Load a named set, a file, or a folder of images.
 
@@ -35,7 +39,7 @@ def load(
     file of the same name, so write `./digits` for that one. `target` names the label column of a table;
     `classes` declares the number of classes of a file. Of a folder of images, `image_size` and `grey` say what all
     images become, and `labels` the classes, which are else the names of its folders. With `texts` a set of texts is
-    given as it is written, for features of texts.
+    given as it is written, for features of texts. Of a .csv or .parquet file the other keywords are those of `read`.
 
     >>> digits = load("digits")
     >>> len(digits.train[1]), len(digits.test[1]), digits.input_shape
@@ -47,6 +51,7 @@ def load(
     if isinstance(name_or_path, str) and text in NAMED_SETS:
         if target is not None:
             raise ValueError(f"{text} has its own labels: leave out the target {target!r}")
+        _check_no_table(text, table)
         _refuse_image_settings(text, image_size, grey, labels)
         if texts:
             return _load_texts(text, root)
@@ -59,9 +64,10 @@ def load(
     if isinstance(name_or_path, str) and not (path.suffix or os.sep in text or (text and path.exists())):
         raise ValueError(NAMED_SETS.unknown(text))
     if path.is_dir():
+        _check_no_table(text, table)
         return _load_folder(path, target, classes, image_size, grey, labels, progress)
     _refuse_image_settings(text, image_size, grey, labels)
-    return _load_path(path, target, classes)
+    return _load_path(path, target, classes, {**table, "progress": progress})
 
 
 def _refuse_image_settings(
@@ -96,14 +102,25 @@ def _load_folder(
     return loaded
 
 
-def _load_path(path: Path, target: str | None, classes: int | None) -> Loaded:
+def _load_path(path: Path, target: str | None, classes: int | None, table: Mapping[str, Any]) -> Loaded:
     suffix = path.suffix.lower()
-    if suffix in {".csv", ".parquet"}:
-        raise ValueError(
-            f"{path}: {suffix} files are not supported yet: convert it to .npz with arrays x and y"
-        )
+    if suffix in TABLES:
+        if classes is not None:
+            raise ValueError(
+                f"{path}: the classes of a table are the labels in its schema: leave out classes"
+            )
+        return read(path, target=target, **table)
+    _check_no_table(str(path), table)
     if suffix != ".npz":
-        raise ValueError(f"{path}: files of type {suffix or '(none)'} are not supported: convert it to .npz")
+        raise ValueError(
+            f"{path}: files of type {suffix or '(none)'} are not supported: give .csv, .parquet or .npz"
+        )
     if target is not None:
         raise ValueError(f"{path} has its labels in the array y: leave out the target {target!r}")
     return load_npz(path, classes)
+
+
+def _check_no_table(name: str, table: Mapping[str, Any]) -> None:
+    given = [key for key, value in table.items() if value is not None and key != "progress"]
+    if given:
+        raise ValueError(f"{name} is no table: leave out {' and '.join(given)}")
