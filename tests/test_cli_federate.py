@@ -15,7 +15,7 @@ from sordino.privacy import recompute
 TINY = ["--rounds", "2", "--clients", "10", "--per-round", "3", "--engine", "looped", "--workers", "1"]
 NOISY = ["--noise-multiplier", "1", "--delta", "1e-3", "--accountant", "rdp"]
 PAID = ["--epsilon", "8", "--delta", "1e-3", "--accountant", "rdp"]
-WRITTEN = {"run.json", "history.jsonl", "certificate.json", "model.safetensors", "report.png"}
+WRITTEN = {"run.json", "history.jsonl", "certificate.json", "model.safetensors", "report.png", "inputs.json"}
 
 
 def summary_of(monkeypatch: pytest.MonkeyPatch, capsys: Any, *arguments: str) -> dict[str, Any]:

@@ -28,7 +28,14 @@ def test_train_prints_what_matters(here: Path, monkeypatch: Any, capsys: Any) ->
         assert word in out
     assert "rate" in err
     written = {p.name for p in (here / "run").iterdir()}
-    assert written == {"run.json", "history.jsonl", "certificate.json", "model.safetensors", "report.png"}
+    assert written == {
+        "run.json",
+        "history.jsonl",
+        "certificate.json",
+        "model.safetensors",
+        "report.png",
+        "inputs.json",
+    }
 
 
 def test_two_batches_a_step_are_not_called_one(here: Path, monkeypatch: Any, capsys: Any) -> None:

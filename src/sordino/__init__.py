@@ -28,6 +28,10 @@ if TYPE_CHECKING:
     from sordino.data.partitions import Natural as Natural
     from sordino.data.partitions import Pathological as Pathological
     from sordino.data.partitions import Random as Random
+    from sordino.estimators import SordinoClassifier as SordinoClassifier
+    from sordino.estimators import SordinoRegressor as SordinoRegressor
+    from sordino.estimators import check_pipeline as check_pipeline
+    from sordino.exporting import export as export
     from sordino.federated import AdaBest as AdaBest
     from sordino.federated import Conditions as Conditions
     from sordino.federated import FedAdam as FedAdam
@@ -63,6 +67,8 @@ if TYPE_CHECKING:
     from sordino.methods import sgd as sgd
     from sordino.noise import Gaussian as Gaussian
     from sordino.noise import Tree as Tree
+    from sordino.own_loop import PrivateLoop as PrivateLoop
+    from sordino.own_loop import make_private as make_private
     from sordino.privacy import Budget as Budget
     from sordino.privacy import Ledger as Ledger
     from sordino.privacy.selection import Stopping as Stopping
@@ -89,6 +95,8 @@ if TYPE_CHECKING:
     from sordino.tasks import next_words as next_words
     from sordino.tasks import reconstruction as reconstruction
     from sordino.tasks import regression as regression
+    from sordino.trained import Trained as Trained
+    from sordino.trained import load as load
     from sordino.training import train as train
     from sordino.tuning import abandon as abandon
     from sordino.tuning import tune as tune
@@ -137,6 +145,7 @@ _HOMES = {
     "PerLayer": "sordino.clipping",
     "Poisson": "sordino.data",
     "Population": "sordino.federated",
+    "PrivateLoop": "sordino.own_loop",
     "Quantile": "sordino.clipping",
     "Random": "sordino.data.partitions",
     "Released": "sordino.gate",
@@ -151,10 +160,13 @@ _HOMES = {
     "Sgd": "sordino.steps",
     "Shuffled": "sordino.data",
     "SlowGradients": "sordino.gradients",
+    "SordinoClassifier": "sordino.estimators",
+    "SordinoRegressor": "sordino.estimators",
     "Stopping": "sordino.privacy.selection",
     "TargetColumn": "sordino.data",
     "Task": "sordino.tasks",
     "Tolerance": "sordino.rates",
+    "Trained": "sordino.trained",
     "Travel": "sordino.rates",
     "Tree": "sordino.noise",
     "Unclipped": "sordino.clipping",
@@ -166,13 +178,17 @@ _HOMES = {
     "audit_federation": "sordino.run_auditing",
     "audit_run": "sordino.run_auditing",
     "auto": "sordino.methods",
+    "check_pipeline": "sordino.estimators",
     "classification": "sordino.tasks",
     "dp_adam": "sordino.methods",
     "dp_dog": "sordino.methods",
     "dp_ftrl": "sordino.methods",
     "dp_sgd": "sordino.methods",
     "evaluate": "sordino.tasks",
+    "export": "sordino.exporting",
     "federate": "sordino.federated",
+    "load": "sordino.trained",
+    "make_private": "sordino.own_loop",
     "method": "sordino.methods",
     "next_words": "sordino.tasks",
     "oso": "sordino.methods",

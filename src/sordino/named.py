@@ -259,7 +259,7 @@ DATA_SETS = Registry(
             "data.shakespeare:load_shakespeare", "next words, by roles", facts={"model": "lstm"}
         ),
     },
-    also="a path to a .npz file, or a folder of class folders with images",
+    also="a path to a .csv, .parquet or .npz file, or a folder of class folders with images",
     unknown="unknown {kind} {name!r}: there are {names}",
     given=("folders",),
 )
@@ -270,6 +270,7 @@ INPUTS = Registry(
         "arrays": Entry("data.npz:Arrays", "arrays in one .npz file"),
         "featured": Entry("features.featured:Featured", "any of them, with frozen features in front"),
         "images": Entry("data.images:Images", "images in class folders"),
+        "named": Entry("data.named:Named", "a named public set"),
         "table": Entry("data.table:Table", "rows of a table, by a schema"),
     },
 )

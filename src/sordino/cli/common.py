@@ -54,6 +54,13 @@ def initial_model(spec: str, loaded: Loaded, seed: int | None) -> nn.Module:
     return network
 
 
+def about_model(spec: str, loaded: Loaded) -> dict[str, Any]:
+    """What run.json says of the model, so that it can be built again."""
+    if loaded.inputs is not None:  # which says what goes in and what comes out
+        return {"model": spec}
+    return {"model": spec, "input_shape": list(loaded.input_shape), "classes": loaded.classes}
+
+
 def loaded_data(
     data: str,
     classes: int | None,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import sordino.cli.options as given
 from sordino.cli.common import (
     Lines,
+    about_model,
     budget_of,
     check_chance,
     declared_name,
@@ -121,10 +122,10 @@ def federate(
         conditions=conditions, patience=patience, engine=engine, workers=workers, store=store, device=device,
         budget=budget, noise_multiplier=noise_multiplier, delta=None if budget is not None else delta,
         accountant=accountant, seed=seed, secure=secure, show_unprotected=show_unprotected,
-        test=loaded.test, evaluations=evaluations, details={"model": spec},
+        test=loaded.test, evaluations=evaluations, details=about_model(spec, loaded),
         data_name=declared_name(data, loaded, data_name, ledger), ledger=ledger,
         rationale=rationale, signing_key=signing_key,
-        assumptions=public_facts(loaded) if private else [],
+        assumptions=public_facts(loaded) if private else [], inputs=loaded.inputs,
     )  # fmt: skip
     run_and_show(folder, as_json, run, _lines)
 

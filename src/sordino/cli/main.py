@@ -9,6 +9,7 @@ import typer
 from sordino.cli import audit, budget, ledger, schema
 from sordino.cli.common import told_to_end_is_interrupted
 from sordino.cli.federate import federate
+from sordino.cli.predict import evaluate, export, predict
 from sordino.cli.report import report
 from sordino.cli.reproduce import reproduce
 from sordino.cli.train import train
@@ -27,6 +28,9 @@ app.command()(train)
 app.command()(federate)
 app.command()(tune)
 app.command()(reproduce)
+app.command()(predict)
+app.command()(evaluate)
+app.command()(export)
 app.command()(report)
 app.command()(verify)
 app.add_typer(audit.app, name="audit")

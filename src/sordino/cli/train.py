@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import sordino.cli.options as given
 from sordino.cli.common import (
     Lines,
+    about_model,
     budget_of,
     check_chance,
     declared_name,
@@ -127,7 +128,7 @@ def train(
         rationale=rationale,
         signing_key=signing_key,
         assumptions=public_facts(loaded),
-        details={"model": spec, **({} if features is None else {"features": features})},
+        details={**about_model(spec, loaded), **({} if features is None else {"features": features})},
         inputs=loaded.inputs,
     )
     run_and_show(folder, as_json, run, _lines)

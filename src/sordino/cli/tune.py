@@ -10,6 +10,7 @@ import typer
 import sordino.cli.options as given
 from sordino.cli.common import (
     Lines,
+    about_model,
     budget_of,
     check_chance,
     declared_name,
@@ -164,7 +165,8 @@ def tune(
         rationale=rationale,
         signing_key=signing_key,
         assumptions=public_facts(loaded),
-        details={"model": spec},
+        details=about_model(spec, loaded),
+        inputs=loaded.inputs,
     )
     run_and_show(folder, as_json, run, _lines)
 

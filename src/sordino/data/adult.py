@@ -82,6 +82,7 @@ def load_adult(folders: Folders) -> Loaded:
         train=train,
         test=test,
         classes=2,
+        labels=tuple(_LABELS),
         input_shape=(_FEATURES,),
         public=(
             *("number of rows", "number of classes", "shape of the inputs"),

@@ -27,6 +27,7 @@ class Loaded:
     public: tuple[str, ...] = ("number of rows", "number of classes", "shape of the inputs")
     mean: tuple[float, ...] = (0.0,)
     std: tuple[float, ...] = (1.0,)
+    labels: tuple[str, ...] = ()  # names of the classes, where they have any
     inputs: Inputs | None = (
         None  # how raw rows became these, so that a trained model can be given more of them
     )

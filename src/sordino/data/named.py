@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+import torch
+from torch import Tensor
 
 from sordino.data.columns import TABLES
 from sordino.data.download import Folders
 from sordino.data.images import load_images
+from sordino.data.inputs import Inputs, Target
 from sordino.data.loaded import Loaded
-from sordino.data.npz import load_npz
+from sordino.data.npz import array_examples, load_npz
 from sordino.data.reading import read
+from sordino.data.sources import Examples, as_examples
 from sordino.named import DATA_SETS
 from sordino.registry import registered
 
@@ -59,7 +65,7 @@ def load(
         loaded: Loaded = NAMED_SETS[text](Folders(None, Path()) if bundled else Folders.of(root))
         if classes is not None and classes != loaded.classes:
             raise ValueError(f"{text} has {loaded.classes} classes: leave out classes={classes}")
-        return loaded
+        return loaded if loaded.task == "next-word" else replace(loaded, inputs=Named.of(loaded))
     path = Path(text).expanduser()
     if isinstance(name_or_path, str) and not (path.suffix or os.sep in text or (text and path.exists())):
         raise ValueError(NAMED_SETS.unknown(text))
@@ -100,6 +106,67 @@ def _load_folder(
     if classes is not None and classes != loaded.classes:
         raise ValueError(f"{path} has {loaded.classes} class folders: leave out classes={classes}")
     return loaded
+
+
+@dataclass(frozen=True)
+class Named(Inputs):
+    """Rows as the reader of a named set makes them: floats of their shape, already scaled by the set's constants.
+
+    Bytes, where the set has images, are scaled likewise; and the name of the set stands for its test part.
+
+    >>> digits = load("digits")
+    >>> len(digits.inputs.examples("digits")), digits.inputs.target.labels[:3]
+    (360, ('0', '1', '2'))
+    """
+
+    target: Target
+    name: str
+    row: tuple[int, ...]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    facts: tuple[str, ...]  # what the reader took for public
+    kind = "named"
+
+    @staticmethod
+    def of(loaded: Loaded) -> Named:
+        labels = loaded.labels or tuple(map(str, range(loaded.classes)))
+        return Named(
+            Target("label", labels), loaded.name, loaded.input_shape, loaded.mean, loaded.std, loaded.public
+        )
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.row
+
+    @property
+    def public(self) -> tuple[str, ...]:
+        return self.facts
+
+    def examples(self, source: Any, *, targets: bool = True, progress: bool = False) -> Examples:
+        if isinstance(source, str) and source == self.name:
+            test = load(self.name).test
+            if test is None:
+                raise ValueError(f"{self.name} has no test part: give an .npz file")
+            return as_examples(test)
+        return array_examples(source, self.target, self.row, self._encoded, targets)
+
+    def _encoded(self, rows: Tensor) -> Tensor:
+        if rows.dtype != torch.uint8:
+            return rows.to(torch.float32)
+        if self.mean == (0.0,):  # its reader scales otherwise, or it has no images
+            raise ValueError(f"rows of {self.name} are floats, scaled as its reader does: give those")
+        channels = (len(self.mean), *[1] * (len(self.row) - 1))
+        mean, std = (torch.tensor(value).reshape(channels) for value in (self.mean, self.std))
+        return rows.to(torch.float32).div_(255).sub_(mean).div_(std)
+
+    def describe(self) -> dict[str, Any]:
+        scaled = {"mean": list(self.mean), "std": list(self.std)}
+        return {"name": self.name, "shape": list(self.row), **scaled, "public": list(self.facts)}
+
+    @classmethod
+    def from_description(cls, target: Target, said: Mapping[str, Any]) -> Named:
+        shape, mean, std = tuple(map(int, said["shape"])), tuple(said["mean"]), tuple(said["std"])
+        return cls(target, str(said["name"]), shape, mean, std, tuple(said["public"]))
 
 
 def _load_path(path: Path, target: str | None, classes: int | None, table: Mapping[str, Any]) -> Loaded:

@@ -273,6 +273,7 @@ def _plan(
         assumptions=_assumptions(federation, terms, asked),
         unprotected=_unprotected(federation, asked),
         details=asked.details or {},
+        inputs=asked.inputs,
         private=federation.private,
         algorithm=federation.algorithm,
         training=federation.training,
@@ -308,7 +309,12 @@ def _assumptions(federation: Federation, terms: Terms, asked: Options) -> tuple[
     facts = [terms.sampling.assumption] if private else []
     if private and terms.explanation:
         facts.append(terms.explanation)
-    facts += [*asked.assumptions, "this is a simulation: the data of all clients lies on one machine"]
+    of_inputs = [] if asked.inputs is None else [f"public: {', '.join(asked.inputs.public)}"]
+    facts += [
+        *asked.assumptions,
+        *(of_inputs if private else []),
+        "this is a simulation: the data of all clients lies on one machine",
+    ]
     if private:
         facts += [
             "shapes of the data, number of rows and number of classes are public, and that a client passes for one "
@@ -323,7 +329,7 @@ def _assumptions(federation: Federation, terms: Terms, asked: Options) -> tuple[
 
 def _unprotected(federation: Federation, asked: Options) -> tuple[str, ...]:
     """What the guarantee does not cover."""
-    facts = []
+    facts = [] if asked.inputs is None else [*asked.inputs.unprotected]
     if asked.test is not None or federation.tuning:
         facts.append("metrics on held-out rows, which are the data of somebody too")
     if federation.private and asked.show_unprotected:

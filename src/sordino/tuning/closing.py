@@ -17,6 +17,7 @@ from sordino.privacy.sealing import signing_key
 from sordino.privacy.wording import SELECTION_IS_SECRET
 from sordino.runs import Run, delete_checkpoint, to_json
 from sordino.runs.closing import draw_report
+from sordino.runs.directory import INPUTS
 from sordino.tasks import evaluate
 from sordino.tuning.plan import TuningPlan
 from sordino.tuning.trials import Trials, Winner, forget_candidates_keys
@@ -53,6 +54,8 @@ def closed_tuning(trials: Trials, winner: Winner, unit: str, units: int, *, keep
     document = _certified(trials, unit, units, written if keep else None, ledger)
     summary = _summary(trials, winner, unit, units, model, document, ledger)
     history = _history(plan, winner, summary["metrics"])
+    if trials.asked.inputs is not None:
+        directory.write_json(INPUTS, trials.asked.inputs.to_json())
     directory.write_json("certificate.json", document)
     directory.write("history.jsonl", "".join(f"{to_json(line)}\n" for line in history).encode())
     if history:
@@ -84,13 +87,18 @@ def _certified(
         implementation={"method": _how(plan), "access": _ACCESS if model else "Nothing was left on a disk."},
         seeded=trials.standing.seeded,
         secure=asked.secure,
-        caveat=plan.caveats[0] if plan.caveats else None,
+        caveat=_caveat(trials),
         rationale=asked.rationale,
         model=model,
         ledger=ledger,
         signing_key=signing_key(asked.signing_key),
         created=_when(plan),
     )
+
+
+def _caveat(trials: Trials) -> str | None:
+    found, inputs = trials.plan.caveats, trials.asked.inputs
+    return found[0] if found else None if inputs is None else inputs.caveat
 
 
 def _when(plan: TuningPlan) -> str:
@@ -110,9 +118,10 @@ def _how(plan: TuningPlan) -> str:
 
 
 def _unprotected(trials: Trials) -> list[str]:
-    found = ["how long the tuning took"]
+    of_inputs = [] if trials.asked.inputs is None else list(trials.asked.inputs.unprotected)
+    found = [*of_inputs, "how long the tuning took"]
     if trials.plan.stopping is not None:
-        found = ["how long the tuning took, which tells how many runs there were, and must be kept secret"]
+        found[-1] += ", which tells how many runs there were, and must be kept secret"
     if trials.asked.test is not None:
         found.append("metrics of the winner on held-out rows, in run.json")
     return found
@@ -150,6 +159,7 @@ def assumptions(trials: Trials) -> list[str]:
         )
     facts += [
         *trials.asked.assumptions,
+        *([] if trials.asked.inputs is None else [f"public: {', '.join(trials.asked.inputs.public)}"]),
         "shapes, number of rows and number of classes of the data are public",
     ]
     facts.append(
@@ -184,6 +194,7 @@ def _summary(
     own = None if winner.candidate is None else dict(winner.candidate.own)
     return {
         "status": "complete",
+        **(asked.details or {}),  # of which the winner says the same, if there is one
         **{name: value for name, value in of_winner.items() if name not in _ITS_OWN},
         "data": asked.data_name,
         "n": units,

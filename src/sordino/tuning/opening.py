@@ -64,6 +64,7 @@ def standing_of(
         "data": asked.data_name,
         "budget": [plan.budget.epsilon, plan.budget.delta],
         "secure": asked.secure,
+        "inputs": None if asked.inputs is None else asked.inputs.to_json(),
         **_pins(before, model, plan, members, examples),
         **plan.describe(),
     }

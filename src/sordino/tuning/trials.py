@@ -72,6 +72,7 @@ class Trials:
                 ledger=False if account is None else account,
                 assumptions=[*self.asked.assumptions, _PART],
                 details=self.asked.details,
+                inputs=self.asked.inputs,
             )
         return self.with_weights(model, self._trained_weights(candidate, folder))
 

@@ -1,0 +1,415 @@
+"""scikit-learn's way in: a classifier and a regressor that train privately when they are fitted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
+from sklearn.utils import check_consistent_length, check_random_state, column_or_1d, get_tags
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import check_is_fitted, validate_data
+from torch import Tensor, nn
+
+from sordino.data.inputs import Target
+from sordino.data.npz import Arrays
+from sordino.gradients import call_model, evaluating
+from sordino.methods import Method
+from sordino.models import build_model
+from sordino.noise import Streams
+from sordino.privacy import Budget
+from sordino.runs.options import UNNAMED
+from sordino.tasks import Task, classification, regression
+from sordino.training import train
+from sordino.warn import warn
+
+_FLOATS = [np.float64, np.float32]
+_TOGETHER = 1024  # rows that are predicted at a time
+
+Bounds = tuple[Any, Any] | Sequence[tuple[float, float]] | None
+
+
+class _Private(BaseEstimator):  # type: ignore[misc]
+    """What both have in common. Parameters are kept as given, and looked at when fitting, as scikit-learn wants."""
+
+    epsilon: float
+    delta: float
+    method: str | Method
+    model: str | nn.Module
+    epochs: float | None
+    batch_size: int | None
+    bounds: Bounds
+    accountant: str
+    data_name: str
+    ledger: Any
+    random_state: Any
+    out: str | Path | None
+
+    def _trained(self, X: Any, y: Any, target: Target, task: Task, facts: Sequence[str]) -> None:
+        low, high = _bounds(self.bounds, X.shape[1])
+        X = X if low else np.where(np.isnan(X), 0.0, X)  # with bounds, what is missing is in their middle
+        known = (
+            "bounds of the features" if low else "that features are of about unit size, since none are scaled"
+        )
+        inputs = Arrays(
+            target, (X.shape[1],), low, high, ("number of rows", *facts, "shape of the inputs", known)
+        )
+        if not low:
+            warn(
+                "no bounds were given, so nothing is scaled: give public bounds=(low, high), unless your features are "
+                "of about unit size"
+            )
+        seed = None
+        if self.random_state is not None:
+            chance = self.random_state
+            seed = int(chance if isinstance(chance, int) else check_random_state(chance).randint(2**31))
+        spec = self.model if isinstance(self.model, str) else None
+        run = train(
+            _network(self.model, (X.shape[1],), target.outputs, seed),
+            task,
+            inputs.examples((X, y)),
+            method=self.method,
+            epochs=self.epochs,
+            batch_size=self.batch_size,
+            budget=Budget(self.epsilon, self.delta),
+            accountant=self.accountant,
+            seed=seed,
+            progress=False,
+            out=self.out,
+            data_name=self.data_name,
+            ledger=self.ledger,
+            inputs=inputs,
+            details={} if spec is None else {"model": spec},
+        )
+        self.model_, self.inputs_ = run.model, inputs
+        self.certificate_, self.epsilon_ = run.certificate, run.epsilon
+
+    def _scores(self, X: Any) -> Tensor:
+        check_is_fitted(self, "model_")
+        X = validate_data(self, X, reset=False, dtype=_FLOATS, ensure_all_finite="allow-nan")
+        X = X if self.inputs_.low else np.nan_to_num(X, nan=0.0)
+        examples = self.inputs_.examples(X, targets=False)
+        with evaluating(self.model_), torch.no_grad():
+            return torch.cat(
+                [
+                    call_model(
+                        self.model_,
+                        examples.take(torch.arange(start, min(start + _TOGETHER, len(examples))))[0],
+                    )
+                    for start in range(0, len(examples), _TOGETHER)
+                ]
+            )
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        # Whether a private row is finite is not to be seen, so no row is refused for it: it counts as zero.
+        tags.input_tags.allow_nan = True
+        return tags
+
+
+class SordinoClassifier(ClassifierMixin, _Private):  # type: ignore[misc]
+    """A private classifier for scikit-learn: fitting it trains a model under a budget, with a certificate.
+
+    Guarantee: the fitted model is (epsilon, delta)-differentially private for one row, as ``certificate_`` says.
+    What was fitted on the same rows before them (a scaler, an encoder, a selection of features) is not covered; see
+    `check_pipeline`. Every fit spends: a grid search over c candidates in k folds is c k + 1 trainings, whose budgets
+    add up, and scores on private rows are covered by nothing. With a ``ledger`` each is counted.
+
+    Args:
+        epsilon: The budget of one fit; no default.
+        delta: Likewise.
+        method: A name, or a `Method`.
+        model: A name (``linear``, ``mlp:64``), ``MODULE:CALLABLE``, or an ``nn.Module``, which is copied.
+        epochs: As for `train`.
+        batch_size: As for `train`.
+        classes: The labels, which are public; else they are read from y, and the certificate says so.
+        bounds: Public bounds of the features: a pair (low, high), of numbers or of a number for each feature. What lies
+            outside is clipped, and the rest becomes -1 to 1. Without them nothing is scaled.
+        accountant: As for `train`.
+        data_name: What the owner calls the data.
+        ledger: A file in which every fit is counted.
+        random_state: For experiments: it voids the guarantee.
+        out: A directory for the run; then it is fitted once.
+
+    >>> X = np.random.default_rng(0).normal(size=(300, 3))
+    >>> private = SordinoClassifier(3, 1e-4, model="linear", epochs=2, classes=["no", "yes"], bounds=(-3, 3))
+    >>> private.fit(X, np.where(X[:, 0] > 0, "yes", "no")).predict_proba(X[:5]).shape
+    (5, 2)
+    >>> private.epsilon_ <= 3
+    True
+    """
+
+    def __init__(
+        self,
+        epsilon: float,
+        delta: float,
+        *,
+        method: str | Method = "auto",
+        model: str | nn.Module = "mlp:64",
+        epochs: float | None = None,
+        batch_size: int | None = None,
+        classes: Sequence[Any] | None = None,
+        bounds: Bounds = None,
+        accountant: str = "auto",
+        data_name: str = UNNAMED,
+        ledger: Any = None,
+        random_state: Any = None,
+        out: str | Path | None = None,
+    ) -> None:
+        self.epsilon = epsilon
+        self.delta = delta
+        self.method = method
+        self.model = model
+        self.epochs = epochs
+        self.batch_size = batch_size
+        self.classes = classes
+        self.bounds = bounds
+        self.accountant = accountant
+        self.data_name = data_name
+        self.ledger = ledger
+        self.random_state = random_state
+        self.out = out
+
+    def fit(self, X: Any, y: Any) -> SordinoClassifier:
+        """Train privately; a row with numbers that are not finite, or with a label that is no class, counts as zero."""
+        X, y = _rows_and_targets(self, X, y)
+        if self.classes is None:
+            check_classification_targets(y)
+            self.classes_ = np.unique(y)
+        else:
+            self.classes_ = np.asarray(self.classes)
+        if len(self.classes_) < 2:
+            raise ValueError(
+                "there is one class only, and a classifier needs two: name all of them, as classes="
+            )
+        labels = tuple(map(str, self.classes_.tolist()))
+        if len(set(labels)) < len(labels):
+            raise ValueError("two classes have the same name: give each its own")
+        places = {label: place for place, label in enumerate(self.classes_.tolist())}
+        numbers = np.array([places.get(label, -1) for label in np.asarray(y).tolist()], dtype=np.int64)
+        facts = "number of classes" if self.classes is not None else "classes (read from the labels)"
+        self._trained(X, numbers, Target("y", labels), classification(), (facts,))
+        return self
+
+    def predict(self, X: Any) -> np.ndarray[Any, Any]:
+        """The likeliest class of each row."""
+        scores = self._scores(X)
+        chosen: np.ndarray[Any, Any] = self.classes_[scores.argmax(1).numpy()]
+        return chosen
+
+    def predict_proba(self, X: Any) -> np.ndarray[Any, Any]:
+        """Of each row and class, in the order of ``classes_``."""
+        shares: np.ndarray[Any, Any] = self._scores(X).double().softmax(1).numpy()
+        return shares
+
+    def decision_function(self, X: Any) -> np.ndarray[Any, Any]:
+        """Scores, or of two classes how much that of the second is larger."""
+        scores: np.ndarray[Any, Any] = self._scores(X).double().numpy()
+        return scores[:, 1] - scores[:, 0] if scores.shape[1] == 2 else scores
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.classifier_tags.poor_score = True  # on the few rows of a check, for the noise
+        return tags
+
+
+class SordinoRegressor(RegressorMixin, _Private):  # type: ignore[misc]
+    """A private regressor for scikit-learn: one number between public bounds.
+
+    Guarantee: as for `SordinoClassifier`.
+
+    Args:
+        epsilon: The budget of one fit; no default.
+        delta: Likewise.
+        target_bounds: Public bounds (low, high) of what is predicted; no default. Targets outside are clipped, and
+            predictions never are.
+        method: As for `SordinoClassifier`, like the rest.
+        model: A name, or an ``nn.Module`` of one output.
+        epochs: As for `train`.
+        batch_size: As for `train`.
+        bounds: Of the features.
+        accountant: As for `train`.
+        data_name: What the owner calls the data.
+        ledger: A file in which every fit is counted.
+        random_state: For experiments: it voids the guarantee.
+        out: A directory for the run; then it is fitted once.
+
+    >>> X = np.random.default_rng(0).uniform(size=(300, 2))
+    >>> private = SordinoRegressor(3, 1e-4, (0, 10), model="linear", epochs=2, bounds=(0, 1))
+    >>> bool((private.fit(X, 10 * X[:, 0]).predict(X) <= 10).all())
+    True
+    """
+
+    def __init__(
+        self,
+        epsilon: float,
+        delta: float,
+        target_bounds: tuple[float, float],
+        *,
+        method: str | Method = "auto",
+        model: str | nn.Module = "mlp:64",
+        epochs: float | None = None,
+        batch_size: int | None = None,
+        bounds: Bounds = None,
+        accountant: str = "auto",
+        data_name: str = UNNAMED,
+        ledger: Any = None,
+        random_state: Any = None,
+        out: str | Path | None = None,
+    ) -> None:
+        self.epsilon = epsilon
+        self.delta = delta
+        self.target_bounds = target_bounds
+        self.method = method
+        self.model = model
+        self.epochs = epochs
+        self.batch_size = batch_size
+        self.bounds = bounds
+        self.accountant = accountant
+        self.data_name = data_name
+        self.ledger = ledger
+        self.random_state = random_state
+        self.out = out
+
+    def fit(self, X: Any, y: Any) -> SordinoRegressor:
+        """Train privately; a row with numbers that are not finite counts as zero."""
+        low, high = _pair(self.target_bounds, "target_bounds")
+        X, y = _rows_and_targets(self, X, y, dtype=np.float64)
+        self._trained(X, y, Target("y", low=low, high=high), regression(), ("bounds of the target",))
+        return self
+
+    def predict(self, X: Any) -> np.ndarray[Any, Any]:
+        """A number for each row, between the public bounds."""
+        scores = self._scores(X)
+        return np.array(self.inputs_.target.decoded(scores), dtype=np.float64)
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.regressor_tags.poor_score = True  # on the few rows of a check, for the noise
+        return tags
+
+
+def _rows_and_targets(estimator: BaseEstimator, X: Any, y: Any, dtype: Any = None) -> tuple[Any, Any]:
+    """Of which some may not be finite: whether a private row is, is not to be seen, so none is refused for it."""
+    if y is None:
+        raise ValueError(f"{type(estimator).__name__} requires y to be passed, but the target y is None")
+    X, y = validate_data(
+        estimator,
+        X,
+        y,
+        validate_separately=(
+            {"dtype": _FLOATS, "ensure_all_finite": False},
+            {"dtype": dtype, "ensure_all_finite": False, "ensure_2d": False},
+        ),
+    )
+    y = column_or_1d(y, warn=True)
+    check_consistent_length(X, y)
+    return X, y
+
+
+def _network(model: Any, shape: tuple[int, ...], outputs: int, seed: int | None) -> nn.Module:
+    """A fresh one, its weights from the seed or from the system; a module is copied as it is."""
+    import copy
+
+    if isinstance(model, nn.Module):
+        return copy.deepcopy(model)
+    if not isinstance(model, str):
+        raise ValueError(f"model is a name such as mlp:64, or an nn.Module, not a {type(model).__name__}")
+    streams = Streams.from_entropy() if seed is None else Streams.from_seed(seed)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(streams.seed_for("initialisation", 0))
+        return build_model(model, shape, outputs)
+
+
+def _pair(bounds: Any, name: str) -> tuple[float, float]:
+    try:
+        low, high = map(float, bounds)
+    except (TypeError, ValueError):
+        raise ValueError(f"{name} is a pair of public numbers (low, high): give one") from None
+    if not low < high or not np.isfinite([low, high]).all():
+        raise ValueError(f"{name} is a pair of public numbers with low < high: mend it")
+    return low, high
+
+
+def _bounds(bounds: Any, features: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Lower and upper bounds, one for all features or one for each."""
+    if bounds is None:
+        return (), ()
+    try:
+        low, high = (np.atleast_1d(np.asarray(side, dtype=np.float64)) for side in bounds)
+    except (TypeError, ValueError):
+        raise ValueError(
+            "bounds is a pair (low, high), of numbers or of one for each feature: give that"
+        ) from None
+    for side in (low, high):
+        if side.shape not in ((1,), (features,)) or not np.isfinite(side).all():
+            raise ValueError(
+                f"bounds has one number for all features, or one for each of the {features}: mend it"
+            )
+    if not (low < high).all():
+        raise ValueError("bounds has a low that is not below its high: mend it")
+    return tuple(low.tolist()), tuple(high.tolist())
+
+
+# What stands in front ---------------------------------------------------------------------------------------
+
+_LEARN_SHAPES = {"PolynomialFeatures"}  # of the rows, and nothing else
+
+
+def check_pipeline(pipeline: Any) -> Any:
+    """Refuse a pipeline in which something is fitted on private rows in front of a private estimator.
+
+    A private estimator cannot see what was done to its rows before. Scaling by the rows' own mean, encoding by the
+    categories that occur, selecting features: each tells of the rows, and no guarantee covers it. What learns nothing
+    from rows passes: functions, normalisers of single rows, hashing, encoders and splines with public categories or
+    knots.
+
+    Guarantee: none by itself; it refuses what it does not know to be public.
+
+    Args:
+        pipeline: A scikit-learn ``Pipeline``, or any estimator.
+
+    >>> from sklearn.pipeline import make_pipeline
+    >>> from sklearn.preprocessing import Normalizer, StandardScaler
+    >>> private = SordinoClassifier(3, 1e-5)
+    >>> check_pipeline(make_pipeline(Normalizer(), private)).steps[0][0]
+    'normalizer'
+    >>> check_pipeline(make_pipeline(StandardScaler(), private))
+    Traceback (most recent call last):
+    ValueError: StandardScaler learns from private rows, which no guarantee covers: scale by public numbers ...
+    """
+    for step in _in_front(pipeline):
+        if not _is_public(step):
+            raise ValueError(
+                f"{type(step).__name__} learns from private rows, which no guarantee covers: scale by public numbers "
+                "(bounds=), or leave it out"
+            )
+    return pipeline
+
+
+def _in_front(pipeline: Any) -> Iterator[Any]:
+    """Every transformer, however deep."""
+    if hasattr(pipeline, "steps"):
+        for _, step in pipeline.steps:
+            yield from _in_front(step)
+    elif hasattr(pipeline, "transformers"):  # a ColumnTransformer
+        for _, step, _ in pipeline.transformers:
+            yield from _in_front(step)
+    elif hasattr(pipeline, "transformer_list"):  # a FeatureUnion
+        for _, step in pipeline.transformer_list:
+            yield from _in_front(step)
+    elif not isinstance(pipeline, _Private | str | None):
+        yield pipeline
+
+
+def _is_public(step: Any) -> bool:
+    given = {name: getattr(step, name, None) for name in ("categories", "knots")}
+    if type(step).__name__ in ("OneHotEncoder", "OrdinalEncoder"):
+        fixed = not isinstance(given["categories"], str)
+        return fixed and not any(getattr(step, name, None) for name in ("min_frequency", "max_categories"))
+    if type(step).__name__ == "SplineTransformer":
+        return not isinstance(given["knots"], str)
+    return type(step).__name__ in _LEARN_SHAPES or not get_tags(step).requires_fit

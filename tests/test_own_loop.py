@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import sordino as sd
+from sordino.ledger import LedgerFile
+
+X = torch.randn(100, 4, generator=torch.Generator().manual_seed(0))
+DATA = X, (X[:, 0] > 0).long()
+loss = nn.CrossEntropyLoss(reduction="none")
+
+
+def made(model: nn.Module, **given: Any) -> tuple[sd.PrivateLoop, torch.optim.Optimizer]:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
+    usual: dict[str, Any] = {
+        "epochs": 2,
+        "batch_size": 20,
+        "budget": (3, 1e-3),
+        "accountant": "rdp",
+        "optimizer": optimizer,
+    }
+    return sd.make_private(model, loss, DATA, **usual | given), optimizer
+
+
+def test_the_loop_is_the_gate_by_hand_to_the_last_bit() -> None:
+    model = nn.Linear(4, 2)
+    by_hand = copy.deepcopy(model)
+    private, optimizer = made(model, seed=1)
+    for _ in private:
+        optimizer.step()
+    gate = sd.Gate(
+        by_hand,
+        loss,
+        DATA,
+        clip=sd.Fixed(1.0),
+        noise_multiplier=private.gate.noise_multiplier,
+        sampling=sd.Poisson(0.2),
+        seed=1,
+    )
+    velocity = torch.zeros_like(gate.theta)
+    for _ in range(10):
+        velocity = 0.9 * velocity + gate().gradient
+        gate.theta.sub_(velocity, alpha=0.5)
+    torch.testing.assert_close(private.gate.theta, gate.theta, rtol=0, atol=1e-6)
+    assert len(private) == 10
+
+
+def test_noise_is_made_for_the_planned_steps_and_no_more_are_taken() -> None:
+    private, optimizer = made(nn.Linear(4, 2))
+    before = private.epsilon
+    spent = []
+    for _ in private:
+        optimizer.step()
+        spent.append(private.epsilon)
+    assert before == 0 < spent[0] < spent[-1] <= 3
+    assert spent[-1] > 2.9
+    with pytest.raises(ValueError, match="all 10 planned steps are taken"):
+        private.backward()
+    assert private.gate.ledger.charges == 10
+
+
+def test_a_loop_that_stops_early_goes_on_where_it_was_and_is_certified_as_planned() -> None:
+    private, _ = made(nn.Linear(4, 2))
+    for number, _ in enumerate(private):
+        if number == 3:
+            break
+    assert private.gate.step == 4
+    assert private.certificate["guarantee"]["epsilon"] > private.epsilon
+    assert sum(1 for _ in private) == 6
+
+
+def test_the_certificate_can_be_verified() -> None:
+    private, _ = made(nn.Linear(4, 2), rationale="a test")
+    document = private.certificate
+    assert sd.verify(document).epsilon <= 3
+    assert "through the gate alone" in " ".join(document["assumptions"])
+    assert document["claim"]["stands"]
+    assert not made(nn.Linear(4, 2), seed=1)[0].certificate["claim"]["stands"]
+
+
+def test_gradients_are_what_was_released() -> None:
+    model = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2))
+    private, _ = made(model)
+    released = private.backward()
+    grads = [parameter.grad.flatten() for parameter in model.parameters() if parameter.grad is not None]
+    torch.testing.assert_close(torch.cat(grads), released.gradient, rtol=0, atol=0)
+
+
+def test_a_ledger_counts_the_plan_before_the_first_step(tmp_path: Path) -> None:
+    file = tmp_path / "mine.db"
+    with pytest.raises(ValueError, match="data_name"):
+        made(nn.Linear(4, 2), ledger=file)
+    private, _ = made(nn.Linear(4, 2), ledger=file, data_name="people")
+    for _ in private:
+        pass
+    assert private.certificate["ledger"]["data"] == "people"
+    ledger = LedgerFile(file)
+    ledger.cap("people", epsilon=3.5, delta=1e-3)
+    with pytest.raises(ValueError, match="people"):
+        made(nn.Linear(4, 2), ledger=file, data_name="people")
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"optimizer": "sgd"}, "one of torch.optim"),
+        ({"optimizer": torch.optim.SGD(nn.Linear(4, 2).parameters(), lr=1)}, "not the model's"),
+        ({"epochs": 0}, "epochs must be a positive number"),
+        ({"budget": None}, "give either a budget"),
+        ({"max_grad_norm": -1.0}, "threshold"),
+    ],
+)
+def test_what_makes_no_sense_is_one_line(given: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        made(nn.Linear(4, 2), **given)
