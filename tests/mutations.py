@@ -490,7 +490,7 @@ MUTATIONS = [
       "if not (self.step.uses_every_gradient or self.noise.independent):", "if False:", "methods"),
     # Features, images and texts
     m("imported.py", "a user's folder hides packages", "sys.path.append(str(folder))",
-      "sys.path.insert(0, str(folder))", "models"),
+      "sys.path.insert(0, str(folder))", "imported"),
     m("features/frozen.py", "rows that mix unnoticed",
       "if not torch.allclose(of_one[0], of_one[1], rtol=1e-5, atol=1e-7, equal_nan=True):", "if False:",
       "features_featured::test_what_is_no_feature_of_a_row_is_refused_on_made_up_rows"),
