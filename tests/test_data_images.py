@@ -12,6 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
+import sordino.data.images as images
 from sordino.data import as_examples, load
 from sordino.data.images import Images, load_images
 from sordino.data.inputs import Target, inputs_from_json
@@ -70,7 +71,7 @@ def test_a_file_that_is_no_image_keeps_its_place_and_contributes_nothing(pets: P
     kept, inputs, targets = examples.take_readable(torch.arange(6))
     assert kept.tolist() == [0, 2, 3, 5]
     assert targets.tolist() == [0, 0, 1, 1]
-    assert torch.equal(inputs, everything(examples)[0][kept])  # type: ignore[arg-type]
+    assert torch.equal(inputs, everything(examples)[0][kept])
 
 
 def test_nothing_is_said_of_what_cannot_be_read(
@@ -93,6 +94,15 @@ def bomb(path: Path, side: int) -> None:
     header = chunk(b"IHDR", struct.pack(">IIBBBBB", side, side, 8, 0, 0, 0, 0))
     body = chunk(b"IDAT", zlib.compress(b"\0" * 1000)) + chunk(b"IEND", b"")
     path.write_bytes(b"\x89PNG\r\n\x1a\n" + header + body)
+
+
+def test_an_image_of_too_many_pixels_is_not_unpacked_though_it_could_be(
+    pets: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(images, "_MOST_PIXELS", 40 * 30)
+    picture(pets / "dog" / "0.png", size=(41, 30))
+    kept, _, _ = as_examples(load(pets).train).take_readable(torch.arange(5))
+    assert kept.tolist() == [0, 1, 3, 4]
 
 
 @pytest.mark.parametrize("side", [8_000, 10_000, 60_000])
@@ -208,8 +218,8 @@ def test_a_photograph_stands_upright(tmp_path: Path) -> None:
     exif[0x0112] = 6  # to be turned by a quarter: its left side is up
     (tmp_path / "a").mkdir()
     Image.fromarray(left).save(tmp_path / "a" / "1.png", exif=exif)
-    images = Images(Target("class", ("a", "b")), 4, True)
-    inputs, _ = everything(images.examples(tmp_path, targets=False))
+    small = Images(Target("class", ("a", "b")), 4, True)
+    inputs, _ = everything(small.examples(tmp_path, targets=False))
     assert (inputs[0, 0, 0] > 0.4).all()
     assert (inputs[0, 0, 3] < -0.4).all()
 

@@ -25,7 +25,7 @@ def test_nothing_is_left_on_the_disk_not_even_meanwhile(
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     rows = examples()
     assert list(tmp_path.iterdir()) == []
-    assert rows.take(torch.tensor([3]))[0].tolist() == [[9, 10, 11]]  # type: ignore[union-attr]
+    assert rows.take(torch.tensor([3]))[0].tolist() == [[9, 10, 11]]
     assert list(tmp_path.iterdir()) == []
 
 
@@ -33,9 +33,9 @@ def test_a_row_that_cannot_be_read_is_left_out_and_is_zeros_to_whom_must_have_al
     rows = examples()
     found, inputs, targets = rows.take_readable(torch.tensor([3, 2, 0]))
     assert found.tolist() == [0, 2]
-    assert inputs.tolist() == [[9, 10, 11], [0, 1, 2]]  # type: ignore[union-attr]
-    assert targets.tolist() == [1, 0]  # type: ignore[union-attr]
-    assert rows.take(torch.tensor([2]))[0].tolist() == [[0, 0, 0]]  # type: ignore[union-attr]
+    assert inputs.tolist() == [[9, 10, 11], [0, 1, 2]]
+    assert targets.tolist() == [1, 0]
+    assert rows.take(torch.tensor([2]))[0].tolist() == [[0, 0, 0]]
     with pytest.raises(IndexError):
         rows.take(torch.tensor([4]))
 
@@ -66,7 +66,7 @@ def test_memory_is_handed_back_and_nothing_is_lost_by_it(monkeypatch: pytest.Mon
     monkeypatch.setattr(kept, "_RESIDENT", 1)
     rows = examples()
     for _ in range(3):
-        assert rows.take(torch.tensor([1]))[0].tolist() == [[3, 4, 5]]  # type: ignore[union-attr]
+        assert rows.take(torch.tensor([1]))[0].tolist() == [[3, 4, 5]]
 
 
 def test_a_line_says_how_far_it_is_if_wanted(capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor, nn
 
 import sordino.features.featured as featured
@@ -156,7 +157,18 @@ def test_features_of_a_public_set_are_computed_once(tmp_path: Path, monkeypatch:
 def test_a_run_keeps_what_stood_in_front(tmp_path: Path, mine: str, monkeypatch: pytest.MonkeyPatch) -> None:
     x = np.random.default_rng(0).random((60, 4)).astype(np.float32)
     np.savez(tmp_path / "rows.npz", x=x, y=np.arange(60) % 2)
-    paid = ("--epsilon", "3", "--delta", "1e-3", "--epochs", "1", "--classes", "2")
+    paid = (
+        "--noise-multiplier",
+        "2",
+        "--delta",
+        "1e-3",
+        "--accountant",
+        "rdp",
+        "--epochs",
+        "1",
+        "--classes",
+        "2",
+    )
     out = tmp_path / "run"
     chosen = ("--features", f"{mine}:halves", "--out", str(out))
     assert sordino(monkeypatch, "train", str(tmp_path / "rows.npz"), *paid, *chosen) == 0
@@ -169,6 +181,57 @@ def test_a_run_keeps_what_stood_in_front(tmp_path: Path, mine: str, monkeypatch:
     certificate = json.loads((out / "certificate.json").read_text())
     assert any(f"features computed by {mine}:halves" in each for each in certificate["assumptions"])
     assert json.loads((out / "run.json").read_text())["model"] == "linear"
+
+
+def test_a_folder_of_images_is_trained_on_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for part, count in (("train", 30), ("test", 5)):
+        for label, name in enumerate(("dark", "light")):
+            for number in range(count):
+                file = tmp_path / "shades" / part / name / f"{number}.png"
+                file.parent.mkdir(parents=True, exist_ok=True)
+                level = np.random.default_rng(number).integers(0, 100, (9, 9)) + 150 * label
+                Image.fromarray(level.astype(np.uint8)).save(file)
+    (tmp_path / "shades" / "train" / "dark" / "3.png").write_bytes(b"Anna Meier")
+    out = tmp_path / "run"
+    paid = (
+        "--noise-multiplier",
+        "1",
+        "--delta",
+        "1e-3",
+        "--accountant",
+        "rdp",
+        "--epochs",
+        "2",
+        "--out",
+        str(out),
+    )
+    chosen = ("--features", "scattering", "--image-size", "8", "--grey")
+    assert sordino(monkeypatch, "train", str(tmp_path / "shades"), *paid, *chosen) == 0
+    said = json.loads((out / "inputs.json").read_text())
+    assert said["base"] == {"kind": "images", "size": 8, "grey": True, "declared": False}
+    assert said["target"] == {"name": "class", "labels": ["dark", "light"]}
+    summary = json.loads((out / "run.json").read_text())
+    assert (summary["n"], summary["features"]) == (60, "scattering")
+    again = inputs_from_json(said).examples(tmp_path / "shades" / "test")
+    assert (len(again), inputs_of(again).shape[1:]) == (10, (81, 2, 2))
+
+
+def test_a_file_of_texts_is_trained_on_with_features(
+    tmp_path: Path, mine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = [
+        f"{'long ' * 9 if number % 2 else 'short'},{'yes' if number % 2 else 'no'}" for number in range(60)
+    ]
+    (tmp_path / "notes.csv").write_text("\n".join(["note,y", *lines]))
+    schema = Schema(TargetColumn("y", labels=("no", "yes")), (Column("note", "text"),))
+    (tmp_path / "notes.schema.toml").write_text(schema.to_toml())
+    out = tmp_path / "run"
+    paid = ("--noise-multiplier", "1", "--delta", "1e-3", "--accountant", "rdp", "--epochs", "1")
+    chosen = ("--features", f"{mine}:lengths", "--out", str(out))
+    assert sordino(monkeypatch, "train", str(tmp_path / "notes.csv"), *paid, *chosen) == 0
+    again = inputs_from_json(json.loads((out / "inputs.json").read_text()))
+    assert again.shape == (2,)
+    assert f"features computed by {mine}:lengths, of each row by itself" in again.public
 
 
 def test_features_of_images_are_not_for_rows_or_texts(mine: str) -> None:

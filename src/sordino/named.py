@@ -259,7 +259,7 @@ DATA_SETS = Registry(
             "data.shakespeare:load_shakespeare", "next words, by roles", facts={"model": "lstm"}
         ),
     },
-    also="a path to a .npz file, or a folder of class folders with images",
+    also="a path to a .csv, .parquet or .npz file, or a folder of class folders with images",
     unknown="unknown {kind} {name!r}: there are {names}",
     given=("folders",),
 )

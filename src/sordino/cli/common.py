@@ -62,20 +62,36 @@ def about_model(spec: str, loaded: Loaded) -> dict[str, Any]:
     return {"model": spec, "input_shape": list(loaded.input_shape), "classes": loaded.classes}
 
 
-def loaded_data(data: str, classes: int | None, features: str | None = None, **said: Any) -> Loaded:
-    """The data, by what is said about it: of a table, of a folder of images; its features in the place of it."""
+def loaded_data(
+    data: str,
+    classes: int | None,
+    features: str | None = None,
+    image_size: int | None = None,
+    grey: bool = False,
+    **table: Any,
+) -> Loaded:
+    """The data, with features in the place of its rows if any are named; of a table besides what is said about it."""
     from sordino.data import load
 
     with warnings_in_one_line():
-        if features in (None, "none"):
-            return load(data, classes=classes, progress=True, **said)
-        from sordino.features import features_named, with_features
+        how = {"classes": classes, "image_size": image_size, "grey": grey, "progress": True, **table}
+        if features is None or features == "none":
+            return load(data, **how)
+        from sordino.data import Schema
+        from sordino.data.columns import is_table
+        from sordino.data.reading import schema_beside
+        from sordino.features import features_named, with_embedding, with_features
 
         chosen = features_named(features)  # before data is read, which takes longer
-        texts = "texts" in DATA_SETS.entries[data].facts if data in DATA_SETS else False
-        texts = texts and chosen is not None and chosen.takes == "texts"
-        loaded = load(data, classes=classes, texts=texts, progress=True, **said)
-        return with_features(loaded, chosen, public=data in DATA_SETS, progress=True)
+        if data not in DATA_SETS and is_table(data):
+            schema = table.get("schema") or schema_beside(Path(data).expanduser())
+            schema = schema if isinstance(schema, Schema) else Schema.read(schema)
+            return load(data, **{**how, "schema": with_embedding(schema, features)})
+        is_named = data in DATA_SETS
+        texts = (
+            is_named and "texts" in DATA_SETS.entries[data].facts and getattr(chosen, "takes", "") == "texts"
+        )
+        return with_features(load(data, texts=texts, **how), chosen, public=is_named, progress=True)
 
 
 def user_of(

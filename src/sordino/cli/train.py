@@ -131,7 +131,7 @@ def train(
         rationale=rationale,
         signing_key=signing_key,
         assumptions=public_facts(loaded),
-        details=about_model(spec, loaded),
+        details={**about_model(spec, loaded), **({} if features is None else {"features": features})},
         inputs=loaded.inputs,
         callbacks=loggers(folder, tensorboard, mlflow),
     )

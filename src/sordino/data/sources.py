@@ -15,9 +15,18 @@ from typing import Any, final
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset, default_collate
+from torch.utils.data import (
+    ConcatDataset,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    Subset,
+    TensorDataset,
+    default_collate,
+)
 
 from sordino.data.chance import seeded
+from sordino.data.datasets import HuggingRows, dataset_behind, is_hugging_face, refuse_overlap
 from sordino.data.tree import Tree, tree_leaves, tree_map
 from sordino.data.wrong import dtype_word
 
@@ -97,7 +106,10 @@ class Examples(ABC):
 
 
 def as_examples(data: Any) -> Examples:
-    """Wrap private data: a pair `(inputs, targets)`, a map-style `Dataset`, or an `Examples`.
+    """Wrap private data: a pair `(inputs, targets)`, a map-style `Dataset` (also Hugging Face's), or `Examples`.
+
+    Of a plain `DataLoader` the data set is used; batches are drawn by the gate. Whatever would make a row two, or rows
+    of other rows, is refused.
 
     Inputs may be a tensor, a numpy array, or a tuple, list or dict of them with the same number of rows.
     Tensors are not copied, but float64 becomes float32; a `Dataset` is read row by row when asked.
@@ -112,6 +124,12 @@ def as_examples(data: Any) -> Examples:
         if len(data) != 2:
             raise ValueError(f"data is a tuple of {len(data)} parts: pass the pair (inputs, targets)")
         return _TensorExamples(*data)
+    if isinstance(data, DataLoader):
+        return as_examples(dataset_behind(data))
+    if is_hugging_face(data):
+        return _DatasetExamples(HuggingRows(data))
+    if type(data) is ConcatDataset:
+        refuse_overlap(data)
     if isinstance(data, TensorDataset):
         tensors = data.tensors
         if len(tensors) < 2:

@@ -129,6 +129,10 @@ class Table(Inputs):
             said += ["number of users"]
         if self.schema.obtained("public"):
             said.append("bounds, values and labels in the schema, as its owner wrote them")
+        said += [
+            f"features computed by {name}, of each row by itself"
+            for name in sorted({each.embedding for each in self.schema.columns if each.embedding is not None})
+        ]
         return tuple(said)
 
     @property
