@@ -232,7 +232,8 @@ class Hashed(_OneOf):
             [MISSING, *(OTHER + bucket_of(each, buckets) for each in coded.dictionary.to_pylist())]
         )
         places = coded.indices.fill_null(-1).to_numpy(zero_copy_only=False)
-        return of_each.astype(np.int32)[places + 1][:, None]
+        codes: Cells = of_each.astype(np.int32)[places + 1][:, None]
+        return codes
 
 
 def bucket_of(text: str, buckets: int) -> int:
