@@ -182,7 +182,7 @@ def _promised(
         "neighbours": neighbours(guarantee.relation, unit) + ".",
         "gdp_mu": guarantee.gdp_mu,
         "zcdp_rho": guarantee.zcdp_rho,
-        "about_mu_and_rho": about_rho_and_mu(guarantee.epsilon, guarantee.zcdp_rho),
+        "about_mu_and_rho": about_rho_and_mu(guarantee.epsilon, guarantee.zcdp_rho, event_to_json(event)),
         "profile": profile(event, guarantee),
     }
 
