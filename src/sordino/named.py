@@ -264,6 +264,7 @@ INPUTS = Registry(
     "kind of data",
     {
         "arrays": Entry("data.npz:Arrays", "arrays in one .npz file"),
+        "table": Entry("data.table:Table", "rows of a table, by a schema"),
     },
 )
 
