@@ -7,7 +7,6 @@ closed, a line without end. Such a row, and one with too few or too many cells, 
 from __future__ import annotations
 
 import csv
-import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

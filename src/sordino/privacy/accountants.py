@@ -98,8 +98,8 @@ Priced = tuple[float, str, str]  # epsilon, and the accountant and the conversio
 def by_moments(event: DpEvent, delta: float, conversion: str) -> Priced:
     if parted(event)[1]:
         raise ValueError(
-            "the moments accountant of the papers has no price for what is known by its epsilon and delta alone: use rdp, "
-            "pld or auto"
+            "the moments accountant of the papers has no price for what is known by its epsilon and delta alone: use "
+            "rdp, pld or auto"
         )
     rdp = rdp_of(event, MOMENTS_ORDERS)
     return epsilon_from_rdp(rdp, delta, "basic", MOMENTS_ORDERS), "moments", "basic"

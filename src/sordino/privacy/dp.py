@@ -11,7 +11,7 @@ def __getattr__(name: str) -> Any:
     if name.startswith("__"):
         raise AttributeError(name)
     if name == "EpsilonDeltaDpEvent":  # our own
-        value = importlib.import_module("sordino.privacy.approximate").EpsilonDeltaDpEvent
+        value = importlib.import_module("sordino.privacy.epsilon_delta").EpsilonDeltaDpEvent
         globals()[name] = value
         return value
     package = importlib.import_module("dp_accounting")
