@@ -15,11 +15,15 @@ if TYPE_CHECKING:
     from sordino.clipping import PerLayer as PerLayer
     from sordino.clipping import Quantile as Quantile
     from sordino.clipping import Unclipped as Unclipped
+    from sordino.data import Column as Column
     from sordino.data import FixedOrder as FixedOrder
     from sordino.data import Poisson as Poisson
+    from sordino.data import Schema as Schema
     from sordino.data import Separated as Separated
     from sordino.data import Shuffled as Shuffled
+    from sordino.data import TargetColumn as TargetColumn
     from sordino.data import WithoutReplacement as WithoutReplacement
+    from sordino.data import read as read
     from sordino.data.partitions import Dirichlet as Dirichlet
     from sordino.data.partitions import Natural as Natural
     from sordino.data.partitions import Pathological as Pathological
@@ -100,6 +104,7 @@ _HOMES = {
     "Adam": "sordino.steps",
     "AdamWithoutSecondMoments": "sordino.steps",
     "Budget": "sordino.privacy",
+    "Column": "sordino.data",
     "Conditions": "sordino.federated",
     "Constant": "sordino.rates",
     "Dirichlet": "sordino.data.partitions",
@@ -140,12 +145,14 @@ _HOMES = {
     "Scaffold": "sordino.federated",
     "ScaffoldM": "sordino.federated",
     "Scheduled": "sordino.rates",
+    "Schema": "sordino.data",
     "Seen": "sordino.runs",
     "Separated": "sordino.data",
     "Sgd": "sordino.steps",
     "Shuffled": "sordino.data",
     "SlowGradients": "sordino.gradients",
     "Stopping": "sordino.privacy.selection",
+    "TargetColumn": "sordino.data",
     "Task": "sordino.tasks",
     "Tolerance": "sordino.rates",
     "Travel": "sordino.rates",
@@ -169,6 +176,7 @@ _HOMES = {
     "method": "sordino.methods",
     "next_words": "sordino.tasks",
     "oso": "sordino.methods",
+    "read": "sordino.data",
     "reconstruction": "sordino.tasks",
     "regression": "sordino.tasks",
     "replace_batchnorm": "sordino.gradients",

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -117,19 +118,21 @@ def classification(loss: Loss | None = None, scores: Callable[[Any], Any] | None
     return Task(loss or nn.CrossEntropyLoss(reduction="none"), {"accuracy": ACCURACY}, scores)
 
 
-def regression(scores: Callable[[Any], Any] | None = None) -> Task:
+def regression(scores: Callable[[Any], Any] | None = None, scale: float = 1.0) -> Task:
     """One number for each row or several: squared error (their mean), mean absolute error, and R squared.
 
     Outputs [n, k], targets [n, k]; where k is 1 both may be [n] too.
 
     Args:
         scores: Where the scores are in what the model returns, if it is no plain tensor.
+        scale: What 1 of the model's numbers is in the owner's units, in which the mean absolute error is shown.
 
     >>> evaluate(nn.Identity(), regression(), (torch.tensor([1.0, 2.0]), torch.tensor([1.0, 4.0])))
     {'test_mean_absolute_error': 1.0, 'test_r2': 0.111..., 'test_loss': 2.0}
     """
     r2 = Metric(_spread_sums, _r_squared)
-    return Task(_squared_errors, {"mean_absolute_error": _absolute_errors, "r2": r2}, scores)
+    absolute = partial(_absolute_errors, scale=scale)
+    return Task(_squared_errors, {"mean_absolute_error": absolute, "r2": r2}, scores)
 
 
 def next_words(scores: Callable[[Any], Any] | None = None) -> Task:
@@ -334,8 +337,8 @@ def _squared_errors(outputs: Tensor, targets: Tensor) -> Tensor:
     return _errors(outputs, targets).square().mean(1)
 
 
-def _absolute_errors(outputs: Tensor, targets: Tensor) -> Tensor:
-    return _errors(outputs, targets).abs().mean(1)
+def _absolute_errors(outputs: Tensor, targets: Tensor, scale: float = 1.0) -> Tensor:
+    return _errors(outputs, targets).abs().mean(1) * scale
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from sordino.cli.common import (
     declared_name,
     initial_model,
     loaded_data,
+    model_for,
     parsed_settings,
     task_for,
     warnings_in_one_line,
@@ -128,7 +129,6 @@ def run(
     )  # fmt: skip
 
     from sordino.methods import method_named
-    from sordino.models import default_model
     from sordino.run_auditing import audit_federation, audit_run
 
     if federated:
@@ -138,7 +138,7 @@ def run(
     else:
         how = {"method": method_named(method or "auto", chosen), "batch_size": batch_size}
     loaded = loaded_data(data, classes)
-    network = initial_model(model or default_model(loaded.name, loaded.input_shape), loaded, seed)
+    network = initial_model(model or model_for(loaded), loaded, seed)
     if federated:
         how |= _federation(loaded, rounds, clients, per_round, partition, canaries)
     else:

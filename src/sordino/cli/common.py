@@ -54,11 +54,50 @@ def initial_model(spec: str, loaded: Loaded, seed: int | None) -> nn.Module:
     return network
 
 
-def loaded_data(data: str, classes: int | None) -> Loaded:
+def loaded_data(data: str, classes: int | None, **table: Any) -> Loaded:
+    """The data; of a table besides what is said about it."""
     from sordino.data import load
+    from sordino.data.columns import is_table
 
+    if data not in DATA_SETS and is_table(data):
+        table["progress"] = True
     with warnings_in_one_line():
-        return load(data, classes=classes)
+        return load(data, classes=classes, **table)
+
+
+def user_of(
+    data: str, unit: str, column: str | None, rows_per_user: int | None, schema: Path | None
+) -> str | None:
+    """The column that says whose a row is, where users are the units."""
+    if unit not in ("example", "user"):
+        raise ValueError(f"--unit is example or user, not {unit!r}")
+    if unit == "example":
+        if column is not None or rows_per_user is not None:
+            raise ValueError("--user-column and --rows-per-user are for users as units: give --unit user too")
+        return None
+    from sordino.data.columns import is_table
+
+    if data in DATA_SETS or not is_table(data) or column is not None:
+        return column
+    from sordino.data import Schema
+    from sordino.data.reading import schema_beside
+
+    named = Schema.read(schema or schema_beside(Path(data).expanduser())).user
+    if named is None:
+        raise ValueError("--unit user needs the column that says whose a row is: give --user-column")
+    return named
+
+
+def model_for(loaded: Loaded) -> str:
+    """The model that is taken if nobody names one: of public facts alone."""
+    from sordino.models import default_model
+
+    columns = getattr(getattr(loaded.inputs, "schema", None), "columns", None)
+    if columns is None:
+        return default_model(loaded.name, loaded.input_shape)
+    kinds = {each.kind for each in columns} - {"ignore"}
+    # Thousands of words, or the numbers of an embedding, leave little to a hidden layer but noise.
+    return "linear" if kinds == {"text"} else "mlp:64"
 
 
 def declared_name(data: str, loaded: Loaded, data_name: str | None, ledger: Path | None) -> str:
@@ -107,8 +146,11 @@ def budget_of(
 
 def task_for(loaded: Loaded) -> Task:
     """What is learnt from this data, and measured."""
-    from sordino.tasks import classification, next_words
+    from sordino.tasks import classification, next_words, regression
 
+    if loaded.task == "regression":
+        assert loaded.inputs is not None
+        return regression(scale=loaded.inputs.target.half_range)
     return next_words() if loaded.task == "next-word" else classification()
 
 
@@ -140,7 +182,10 @@ def check_outputs(network: nn.Module, loaded: Loaded, spec: str) -> None:
         ) from error
     if loaded.task == "next-word":
         return
-    if not isinstance(output, torch.Tensor) or output.dim() != 2 or output.shape[1] < loaded.classes:
+    right = isinstance(output, torch.Tensor) and output.dim() == 2 and output.shape[1] >= loaded.classes
+    if loaded.task == "regression":
+        right = isinstance(output, torch.Tensor) and output.shape in ((5,), (5, 1))
+    if not right:
         got = f"shape {tuple(output.shape)}" if isinstance(output, torch.Tensor) else type(output).__name__
         raise ValueError(
             f"model {spec!r} must give {loaded.classes} scores for each of 5 rows, shape (5, {loaded.classes}), "

@@ -15,6 +15,7 @@ from sordino.cli.common import (
     initial_model,
     loaded_data,
     measured_lines,
+    model_for,
     parsed_settings,
     promised_lines,
     public_facts,
@@ -97,11 +98,10 @@ def federate(
 
     from sordino.federated import Conditions
     from sordino.federated import federate as run_federation
-    from sordino.models import default_model
 
     conditions = Conditions(drop_out, slowness, deadline, over_selection)
     loaded = loaded_data(data, classes)
-    spec = model or default_model(loaded.name, loaded.input_shape)
+    spec = model or model_for(loaded)
     network = initial_model(spec, loaded, seed)
     folder = run_folder(out, loaded.name)
     dealt = partition_of(partition, loaded)

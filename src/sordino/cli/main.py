@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from sordino.cli import audit, budget, ledger
+from sordino.cli import audit, budget, ledger, schema
 from sordino.cli.common import told_to_end_is_interrupted
 from sordino.cli.federate import federate
 from sordino.cli.report import report
@@ -32,6 +32,7 @@ app.command()(verify)
 app.add_typer(audit.app, name="audit")
 app.add_typer(budget.app, name="budget")
 app.add_typer(ledger.app, name="ledger")
+app.add_typer(schema.app, name="schema")
 
 
 @app.callback(invoke_without_command=True)

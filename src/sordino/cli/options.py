@@ -67,6 +67,28 @@ Device = Annotated[
     str | None, typer.Option(help="Where to train, as torch calls it: cpu, cuda. Only the CPU is tested.")
 ]
 
+# Of tables.
+Target = Annotated[str | None, typer.Option(help="The column of a table that is predicted.")]
+SchemaFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--schema", help="What is public about a table; default NAME.schema.toml or schema.toml beside it."
+    ),
+]
+TestFile = Annotated[Path | None, typer.Option("--test", help="Held-out rows of a table, in a file like it.")]
+HoldoutShare = Annotated[
+    float | None, typer.Option("--holdout", help="Hold out this share of a table's rows, or of its users.")
+]
+UnitOfPrivacy = Annotated[
+    str, typer.Option("--unit", help="What is protected: example (a row), or user (all that somebody has).")
+]
+UserColumn = Annotated[
+    str | None, typer.Option(help="The column that says whose a row is, with --unit user.")
+]
+RowsPerUser = Annotated[
+    int | None, typer.Option(help="Rows of a user that count, the first ones; by default 16.")
+]
+
 # Of central training.
 Method = Annotated[str, typer.Option(help=f"{METHODS.help()}.")]
 Epochs = Annotated[

@@ -14,12 +14,14 @@ from sordino.cli.common import (
     initial_model,
     loaded_data,
     measured_lines,
+    model_for,
     parsed_settings,
     promised_lines,
     public_facts,
     run_and_show,
     run_folder,
     task_for,
+    user_of,
 )
 
 if TYPE_CHECKING:
@@ -41,6 +43,13 @@ def train(
     sampling: given.Sampling = None,
     accountant: given.Accountant = "auto",
     classes: given.Classes = None,
+    target: given.Target = None,
+    schema: given.SchemaFile = None,
+    test: given.TestFile = None,
+    holdout: given.HoldoutShare = None,
+    unit: given.UnitOfPrivacy = "example",
+    user_column: given.UserColumn = None,
+    rows_per_user: given.RowsPerUser = None,
     seed: given.Seed = None,
     secure: given.Secure = False,
     device: given.Device = None,
@@ -63,7 +72,6 @@ def train(
     chosen = parsed_settings(settings or [])
 
     from sordino.methods import method_named
-    from sordino.models import default_model
     from sordino.training import train as run_training
 
     how = method_named(method, chosen)
@@ -71,14 +79,25 @@ def train(
         raise ValueError(
             f"{how.name} needs a budget: give --epsilon and --delta (or --noise-multiplier); there are no defaults"
         )
-    loaded = loaded_data(data, classes)
-    spec = model or default_model(loaded.name, loaded.input_shape)
+    user = user_of(data, unit, user_column, rows_per_user, schema)
+    loaded = loaded_data(
+        data,
+        classes,
+        target=target,
+        schema=schema,
+        test=test,
+        holdout=holdout,
+        user=user,
+        rows_per_user=rows_per_user,
+    )
+    spec = model or model_for(loaded)
     folder = run_folder(out, loaded.name)
     run = partial(
         run_training,
         initial_model(spec, loaded, seed),
         task_for(loaded),
         loaded.train,
+        groups=loaded.users if unit == "user" else None,
         method=how,
         epochs=epochs,
         batch_size=batch_size,

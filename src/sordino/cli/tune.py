@@ -16,6 +16,7 @@ from sordino.cli.common import (
     initial_model,
     loaded_data,
     measured_lines,
+    model_for,
     parsed_settings,
     promised_lines,
     public_facts,
@@ -127,11 +128,10 @@ def tune(
 
     from functools import partial
 
-    from sordino.models import default_model
     from sordino.tuning import tune as run_tuning
 
     loaded = loaded_data(data, classes)
-    spec = model or default_model(loaded.name, loaded.input_shape)
+    spec = model or model_for(loaded)
     train, judged = _rows(loaded, score, classes)
     # The time at which a selection began would tell, with that at which it ended, how many runs there were.
     folder = run_folder(out, f"{loaded.name}-tuned", to_the_second=how_many is None)
@@ -196,6 +196,9 @@ def _rows(loaded: Loaded, score: str, classes: int | None) -> tuple[Any, Any]:
     """Rows to train on, and rows to compare candidates on."""
     import torch
 
+    from sordino.data import Examples, as_examples
+    from sordino.data.sources import part_of
+
     if score == "test":
         if loaded.test is None:
             raise ValueError("this data has no test rows: give --score a share, such as 0.1, or a file")
@@ -206,12 +209,15 @@ def _rows(loaded: Loaded, score: str, classes: int | None) -> tuple[Any, Any]:
         return loaded.train, loaded_data(score, classes or loaded.classes).train
     if not 0 < share < 1:
         raise ValueError(f"--score takes a share of the rows between 0 and 1, not {score}")
-    inputs, targets = loaded.train
-    order = torch.randperm(len(targets), generator=torch.Generator().manual_seed(_SPLIT))
+    rows = as_examples(loaded.train)
+    order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(_SPLIT))
     taken = max(1, round(share * len(order)))
     if taken == len(order):
         raise ValueError("so large a share leaves nothing to train on: give a smaller one")
     judged, rest = order[:taken], order[taken:].sort().values
+    if isinstance(loaded.train, Examples):
+        return part_of(rows, rest), part_of(rows, judged)
+    inputs, targets = loaded.train
     return (inputs[rest], targets[rest]), (inputs[judged], targets[judged])
 
 

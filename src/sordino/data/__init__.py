@@ -3,6 +3,7 @@
 from sordino.data.groups import units_of
 from sordino.data.loaded import Loaded
 from sordino.data.named import NAMED_SETS, load
+from sordino.data.reading import read
 from sordino.data.sampling import (
     FixedOrder,
     Poisson,
@@ -11,22 +12,27 @@ from sordino.data.sampling import (
     Shuffled,
     WithoutReplacement,
 )
+from sordino.data.schema import Column, Schema, TargetColumn
 from sordino.data.sources import Examples, as_examples
 from sordino.data.tree import Tree, tree_leaves, tree_map
 
 __all__ = [
     "NAMED_SETS",
+    "Column",
     "Examples",
     "FixedOrder",
     "Loaded",
     "Poisson",
     "Sampling",
+    "Schema",
     "Separated",
     "Shuffled",
+    "TargetColumn",
     "Tree",
     "WithoutReplacement",
     "as_examples",
     "load",
+    "read",
     "tree_leaves",
     "tree_map",
     "units_of",

@@ -72,7 +72,7 @@ class MatrixWriter:
         assert slots > 0
         self._slots, self._rows = slots, 0
         try:
-            self._file: IO[bytes] = tempfile.TemporaryFile(prefix="sordino-")
+            self._file: IO[bytes] = tempfile.TemporaryFile(prefix="sordino-")  # noqa: SIM115
         except OSError as error:
             raise _no_room(error) from None
 

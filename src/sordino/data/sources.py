@@ -460,6 +460,11 @@ def _fit(kinds: Tree, row: Any, leaves: list[Any]) -> None:
             _fit(child, part, leaves)
 
 
+def part_of(whole: Examples, rows: Tensor) -> Examples:
+    """Some rows of examples, by their numbers; nothing is copied."""
+    return _SubsetExamples(whole, rows)
+
+
 def _row_numbers(indices: Any) -> Tensor:
     """The indices of a Subset; a mask, or what is no whole number, would quietly become other rows."""
     try:
