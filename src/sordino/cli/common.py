@@ -246,8 +246,8 @@ def run_and_show(folder: Path, as_json: bool, run: Callable[[], Run], lines: Cal
 def measured_lines(run: Run, cover: str) -> Lines:
     """Metrics on held-out rows; ``cover`` says what no guarantee does."""
     for name, value in run.metrics.items():
-        if name != "covered":
-            shown = f"{value:.2%}" if name.endswith("accuracy") else f"{value:.4f}"
+        if name != "covered" and isinstance(value, float):
+            shown = f"{value:.2%}" if name.endswith(("accuracy", "accuracy_noise")) else f"{value:.4f}"
             whose = "held-out clients" if name.startswith("holdout") else "held-out rows"
             yield name.replace("_", " "), f"{shown}   ({whose}{cover})"
 

@@ -51,6 +51,18 @@ SigningKey = Annotated[
         help="Sign the certificate with this Ed25519 key (PEM). By default the one that SORDINO_SIGNING_KEY names."
     ),
 ]
+PrivateBounds = Annotated[
+    float | None,
+    typer.Option(
+        help="The part of --epsilon for bounds and values that a table's schema lacks, found with noise."
+    ),
+]
+MetricEpsilon = Annotated[
+    float | None,
+    typer.Option(
+        help="The part of --epsilon for metrics: held-out rows are counted once, with noise, and covered."
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print exactly one JSON object on stdout.")]
 Settings = Annotated[
     list[str] | None,

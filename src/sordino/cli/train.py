@@ -23,6 +23,7 @@ from sordino.cli.common import (
     task_for,
     user_of,
 )
+from sordino.cli.private_bounds import bounds_for
 
 if TYPE_CHECKING:
     from sordino.runs import Run
@@ -62,6 +63,8 @@ def train(
     data_name: given.DataName = None,
     rationale: given.Rationale = None,
     signing_key: given.SigningKey = None,
+    private_bounds: given.PrivateBounds = None,
+    metric_epsilon: given.MetricEpsilon = None,
     as_json: given.AsJson = False,
 ) -> None:
     """Train a model privately: a budget goes in; a model, a certificate and a report come out."""
@@ -80,15 +83,28 @@ def train(
             f"{how.name} needs a budget: give --epsilon and --delta (or --noise-multiplier); there are no defaults"
         )
     user = user_of(data, unit, user_column, rows_per_user, schema)
+    complete, before = bounds_for(
+        data,
+        schema,
+        target,
+        user,
+        rows_per_user,
+        epsilon=private_bounds,
+        budget=budget,
+        ledger=ledger,
+        data_name=data_name,
+        resumed=out if resume and out is not None and (out / "run.json").exists() else None,
+    )
     loaded = loaded_data(
         data,
         classes,
         target=target,
-        schema=schema,
+        schema=complete,
         test=test,
         holdout=holdout,
         user=user,
         rows_per_user=rows_per_user,
+        **({} if metric_epsilon is None else {"whole_test": True}),
     )
     spec = model or model_for(loaded)
     folder = run_folder(out, loaded.name)
@@ -123,12 +139,19 @@ def train(
         assumptions=public_facts(loaded),
         details={"model": spec},
         inputs=loaded.inputs,
+        before=before,
+        metric_epsilon=metric_epsilon,
     )
     run_and_show(folder, as_json, run, _lines)
 
 
 def _lines(run: Run) -> Lines:
-    yield from measured_lines(run, "; not covered by the guarantee")
+    covered = (
+        "noise included; covered by the guarantee"
+        if run.metrics["covered"]
+        else "not covered by the guarantee"
+    )
+    yield from measured_lines(run, f"; {covered}")
     yield from promised_lines(run, _batches(run.summary))
 
 

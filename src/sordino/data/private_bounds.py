@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from sordino.data.cells import numbers_of, texts_of, user_numbers, users_of
 from sordino.data.columns import check_names, columns_of
-from sordino.data.schema import Schema
+from sordino.data.schema import Column, Schema, TargetColumn
 from sordino.privacy.budget import check_delta, check_epsilon
 from sordino.privacy.counts import check_installed, noisy_counts, noisy_values
 from sordino.privacy.events import approximate
@@ -53,10 +53,14 @@ class Estimate:
     words: str
 
 
+def _all(schema: Schema) -> list[Column | TargetColumn]:
+    return [*schema.columns, schema.target]
+
+
 def missing_columns(schema: Schema) -> tuple[list[str], list[str]]:
     """Names of numbers that lack bounds, and of categories that lack values, the target among them."""
     numbers, categories = [], []
-    for each in (*schema.columns, schema.target):
+    for each in _all(schema):
         if "kind" in each.missing:
             continue  # whether it is a number is the owner's to say
         if set(each.missing) & {"low", "high"}:
@@ -77,8 +81,8 @@ def private_bounds(
 ) -> Estimate | None:
     """Estimate what ``schema`` lacks from the rows of ``source``; None, and nothing is looked at, if it lacks nothing.
 
-    Guarantee: (epsilon, delta)-DP for a row, or for a user, of whom then the first ``rows_per_user`` rows count. ``pay``
-    is called with the event and what it is for before a value is looked at; if it raises, none is.
+    Guarantee: (epsilon, delta)-DP for a row, or for a user, of whom then the first ``rows_per_user`` rows count.
+    ``pay`` is called with the event and what it is for before a value is looked at; if it raises, none is.
 
     Args:
         schema: What is known.
@@ -92,6 +96,8 @@ def private_bounds(
     numbers, categories = missing_columns(schema)
     if not numbers and not categories:
         return None
+    if any(each.what == "kind" for each in schema.missing()):
+        schema.check_complete()  # refuses: what kind a column is, only its owner can say
     if rows_per_user is not None and schema.user is None:
         raise ValueError("users are told apart by a column: name it in the schema, as user")
     check_installed()
@@ -166,7 +172,7 @@ def _filled(schema: Schema, counted: _Counted, epsilon: float, delta: float, row
     share = epsilon / (len(counted.numbers) + len(counted.categories)) * (1 - 1e-12)  # they add up to no more
     for name in counted.numbers:
         counts = noisy_counts(counted.bins.get(name, np.zeros(BINS, dtype=np.int64)).tolist(), rows, share)
-        known = next(each for each in (*schema.columns, schema.target) if each.name == name)
+        known = next(each for each in _all(schema) if each.name == name)
         low, high = bounds_from(counts, noise_alone(rows, share))
         low, high = (low if known.low is None else known.low), (high if known.high is None else known.high)
         if not low < high:  # the owner's own bound lies beyond what was found

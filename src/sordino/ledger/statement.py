@@ -11,7 +11,16 @@ from typing import TYPE_CHECKING
 from sordino.ledger.account import planned, spent_so_far
 from sordino.ledger.chain import Entry, LedgerError
 from sordino.ledger.file import Entries
-from sordino.ledger.pricing import ORDERS_DIGEST, Cap, Piece, Spent, curve_from, curve_of
+from sordino.ledger.pricing import (
+    ORDERS_DIGEST,
+    Cap,
+    Piece,
+    Spent,
+    curve_from,
+    curve_of,
+    pieces_in,
+    pieces_of,
+)
 from sordino.privacy.certificate import UNITS
 from sordino.privacy.events import event_from_json
 from sordino.privacy.renyi import SUBSTITUTION, epsilon_from_rdp

@@ -45,8 +45,8 @@ class NoisyMetrics:
         self._classes = _classes_of(scores, targets)
         if self._classes == 0 and (target is None or target.labels or scores.numel() != 5):
             raise ValueError(
-                "noisy metrics count classes, or errors of one number between public bounds, and this is neither: leave "
-                "out metric_epsilon"
+                "noisy metrics count classes, or errors of one number between public bounds, and this is neither: "
+                "leave out metric_epsilon"
             )
 
     def release(self) -> dict[str, Any]:
@@ -102,7 +102,7 @@ class NoisyMetrics:
                 return self._nothing()
         found = self._nothing()
         for row in range(rows):
-            one = tree_map(lambda leaf, row=row: leaf[row : row + 1], (inputs, targets))  # type: ignore[misc]
+            one = tree_map(lambda leaf, row=row: leaf[row : row + 1], (inputs, targets))
             found = found + self._counted(*one)
         return found
 
@@ -117,12 +117,14 @@ class NoisyMetrics:
             # In the model's numbers the target is from -1 to 1, so no error is above 2.
             errors = (scores.reshape(-1).double().clamp(-1, 1) - targets.reshape(-1).double()).abs()
             shares = torch.nan_to_num(errors / 2, nan=1.0).clamp(0, 1)
-            return (shares * GRID).round().to(torch.int64).sum().reshape(1)
+            steps: Tensor = (shares * GRID).round().to(torch.int64)
+            return steps.sum().reshape(1)
         guesses, classes = scores.argmax(1), self._classes
         known = (targets >= 0) & (targets < classes)
         guesses, targets = guesses[known], targets[known]
         if classes > MOST_CLASSES:
-            return (guesses == targets).sum().reshape(1)
+            right: Tensor = guesses == targets
+            return right.sum().reshape(1)
         return torch.bincount(targets * classes + guesses, minlength=classes**2)
 
     def _scored(self, inputs: Any, targets: Any) -> tuple[Tensor, Tensor]:
@@ -132,7 +134,7 @@ class NoisyMetrics:
             scores = self._task.scores_of(call_model(self._model, inputs))
         if not isinstance(scores, Tensor) or not isinstance(targets, Tensor):
             raise ValueError(
-                "noisy metrics need a model that returns a tensor, or a task that says where its scores are"
+                "noisy metrics need a model that returns a tensor, or a task that says where scores are"
             )
         return scores.cpu(), targets.cpu()
 
