@@ -17,6 +17,7 @@ from sordino.data import Sampling
 from sordino.noise import Mechanism, Releases, gaussian
 from sordino.privacy import Budget, compose, noise_for, price, show_epsilon
 from sordino.privacy.budget import check_delta
+from sordino.privacy.events import known_delta, parted
 from sordino.privacy.tails import check_reach
 from sordino.steps import Plan
 from sordino.warn import warn
@@ -160,7 +161,7 @@ class Terms:
         if besides is None:
             return noise_for(budget, self.cost_with, accountant)
         taken = price(besides, budget.delta, accountant).epsilon
-        if taken >= budget.epsilon:
+        if taken >= budget.epsilon or known_delta(parted(besides)[1]) >= budget.delta:
             raise ValueError(
                 f"what is released besides the training takes epsilon {show_epsilon(taken)} of {budget.epsilon:g} at "
                 f"delta {budget.delta:g}, and leaves nothing to train with: give it less, or raise the budget"

@@ -61,6 +61,8 @@ def loaded_data(data: str, classes: int | None, **table: Any) -> Loaded:
 
     if data not in DATA_SETS and is_table(data):
         table["progress"] = True
+    else:
+        table.pop("whole_test", None)  # what other data sets have in store is all there is
     with warnings_in_one_line():
         return load(data, classes=classes, **table)
 

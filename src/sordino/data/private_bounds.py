@@ -94,10 +94,10 @@ def private_bounds(
     """
     epsilon, delta = check_epsilon(epsilon), check_delta(delta)
     numbers, categories = missing_columns(schema)
-    if not numbers and not categories:
-        return None
     if any(each.what == "kind" for each in schema.missing()):
         schema.check_complete()  # refuses: what kind a column is, only its owner can say
+    if not numbers and not categories:
+        return None
     if rows_per_user is not None and schema.user is None:
         raise ValueError("users are told apart by a column: name it in the schema, as user")
     check_installed()

@@ -411,7 +411,8 @@ def _check_room(entries: Entries, name: str, add: Callable[[Spent], None]) -> No
     add(after)
     for owner, cap in sorted(caps.items()):
         if not cap.admits(after):
-            raise BeyondCap(_no_room(owner, cap, before, after, runs), cap, _room(cap, before))
+            outside = len(entries.of_kinds("outside", data=names))
+            raise BeyondCap(_no_room(owner, cap, before, after, runs, outside), cap, _room(cap, before))
 
 
 def _room(cap: Cap, before: Spent) -> float:
@@ -419,7 +420,7 @@ def _room(cap: Cap, before: Spent) -> float:
     return cap.allowed - float(curve[cap.place])
 
 
-def _no_room(owner: str, cap: Cap, before: Spent, after: Spent, runs: int) -> str:
+def _no_room(owner: str, cap: Cap, before: Spent, after: Spent, runs: int, pieces: int) -> str:
     of_cap = f"the cap of {owner!r} (epsilon {cap.epsilon:g} at delta {cap.delta:g}"
     of_cap += ")" if cap.unit == "example" else f", unit {cap.unit})"
     if cap.unit == "user" and after.has("example"):
@@ -430,7 +431,6 @@ def _no_room(owner: str, cap: Cap, before: Spent, after: Spent, runs: int) -> st
             "needs more: set the cap again with --aside"
         )
     spent = show_epsilon(cap.epsilon_of(before))
-    pieces = sum(map(len, before.pieces.values()))
     who = f"{runs} run{'' if runs == 1 else 's'}" + (f" and {pieces} of other tools" if pieces else "")
     have = f"{who} {'has' if runs == 1 and not pieces else 'have'} spent or reserved epsilon {spent}"
     so_far = have if runs or pieces else "nothing is spent"

@@ -21,7 +21,6 @@ from sordino.ledger.pricing import (
     pieces_in,
     pieces_of,
 )
-from sordino.privacy.certificate import UNITS
 from sordino.privacy.events import event_from_json
 from sordino.privacy.renyi import SUBSTITUTION, epsilon_from_rdp
 
@@ -196,7 +195,7 @@ def _data_set(entries: Entries, names: tuple[str, ...], delta: float | None) -> 
     caps = {name: _standing(cap, everything, certain) for name, cap in caps_of(entries, names).items()}
     nearest = min(caps.values(), key=lambda found: (not found.passed, found.cap.epsilon), default=None)
     unit = nearest.cap.unit if nearest else ("example" if everything.has("example") else "user")
-    pieces = sum(len(everything.pieces[each]) for each in UNITS)
+    pieces = len(entries.of_kinds("outside", data=names))
     notes = list(_notes(reserved, everything, unit)) + _set_anew(entries, names)
     epsilons: tuple[float | None, float | None]
     if nearest is not None and delta is None:
