@@ -57,7 +57,7 @@ def _estimated(
     ledger: Path | None,
     data_name: str | None,
 ) -> tuple[Schema, Before | None]:
-    from sordino.data.private_bounds import SHARE_OF_DELTA, private_bounds
+    from sordino.data.private_bounds import PARTS_OF_DELTA, private_bounds
     from sordino.data.reading import ROWS_PER_USER, schema_for
     from sordino.runs.before import Before
 
@@ -71,7 +71,7 @@ def _estimated(
         )
         paid.update({} if run is None else {"run": run})
 
-    found = private_bounds(known, data, epsilon, SHARE_OF_DELTA * budget.delta, pay, rows_per_user=most)
+    found = private_bounds(known, data, epsilon, budget.delta / PARTS_OF_DELTA, pay, rows_per_user=most)
     if found is None:
         print("sordino: the schema lacks nothing: --private-bounds was not spent", file=sys.stderr)
         return known, None

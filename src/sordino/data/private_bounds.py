@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from dp_accounting import DpEvent
 
-SHARE_OF_DELTA = 0.01  # of a run's delta, for categories
+PARTS_OF_DELTA = 100  # one of them, of a run's delta, is for categories
 _SURE = 1e-3  # the chance that an empty bin of any column is taken for a full one
 _SMALLEST, _LARGEST, _PER_DECADE = -6, 12, 4
 _LONGEST_VALUE = 200  # characters: longer ones are no categories
