@@ -43,7 +43,18 @@ def table(tmp_path: Path) -> Path:
 
 
 def invoked(monkeypatch: pytest.MonkeyPatch, *given: Any) -> int:
-    fixed = ["--delta", "1e-4", "--epochs", "1", "--accountant", "rdp", "--method", "dp-sgd", "--holdout", "0.2"]
+    fixed = [
+        "--delta",
+        "1e-4",
+        "--epochs",
+        "1",
+        "--accountant",
+        "rdp",
+        "--method",
+        "dp-sgd",
+        "--holdout",
+        "0.2",
+    ]
     return sordino(monkeypatch, "train", *map(str, given), *fixed)
 
 

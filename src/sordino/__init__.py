@@ -65,6 +65,7 @@ if TYPE_CHECKING:
     from sordino.noise import Tree as Tree
     from sordino.privacy import Budget as Budget
     from sordino.privacy import Ledger as Ledger
+    from sordino.privacy import approximate as approximate
     from sordino.privacy.selection import Stopping as Stopping
     from sordino.rates import Constant as Constant
     from sordino.rates import DistanceOverGradients as DistanceOverGradients
@@ -77,6 +78,7 @@ if TYPE_CHECKING:
     from sordino.run_auditing import audit_run as audit_run
     from sordino.runs import Run as Run
     from sordino.runs import Seen as Seen
+    from sordino.runs.before import Before as Before
     from sordino.steps import Adam as Adam
     from sordino.steps import AdamWithoutSecondMoments as AdamWithoutSecondMoments
     from sordino.steps import Extrapolation as Extrapolation
@@ -103,6 +105,7 @@ _HOMES = {
     "AdaBest": "sordino.federated",
     "Adam": "sordino.steps",
     "AdamWithoutSecondMoments": "sordino.steps",
+    "Before": "sordino.runs.before",
     "Budget": "sordino.privacy",
     "Column": "sordino.data",
     "Conditions": "sordino.federated",
@@ -163,6 +166,7 @@ _HOMES = {
     "adadp": "sordino.methods",
     "adam": "sordino.methods",
     "adam_wosm": "sordino.methods",
+    "approximate": "sordino.privacy",
     "audit_federation": "sordino.run_auditing",
     "audit_run": "sordino.run_auditing",
     "auto": "sordino.methods",

@@ -24,7 +24,6 @@ def bounds_for(
     target: str | None,
     user: str | None,
     rows_per_user: int | None,
-    *,
     epsilon: float | None,
     budget: Budget | None,
     ledger: Path | None,
@@ -41,7 +40,7 @@ def bounds_for(
         raise ValueError("--private-bounds is for tables: give a .csv or .parquet file, or leave it out")
     if budget is None or budget.epsilon <= epsilon:
         raise ValueError("--private-bounds is a part of --epsilon, which includes it: give more as --epsilon")
-    if resumed is not None:
+    if resumed is not None and (resumed / "run.json").exists():
         return _as_before(resumed)
     return _estimated(data, schema, target, user, rows_per_user, epsilon, budget, ledger, data_name)
 

@@ -72,29 +72,18 @@ def train(
     check_chance(seed, secure)
     if resume and out is None:
         raise ValueError("--resume needs the directory of the run: give it as --out")
-    chosen = parsed_settings(settings or [])
 
     from sordino.methods import method_named
     from sordino.training import train as run_training
 
-    how = method_named(method, chosen)
+    how = method_named(method, parsed_settings(settings or []))
     if how.private and budget is None and noise_multiplier is None:
         raise ValueError(
             f"{how.name} needs a budget: give --epsilon and --delta (or --noise-multiplier); there are no defaults"
         )
     user = user_of(data, unit, user_column, rows_per_user, schema)
-    complete, before = bounds_for(
-        data,
-        schema,
-        target,
-        user,
-        rows_per_user,
-        epsilon=private_bounds,
-        budget=budget,
-        ledger=ledger,
-        data_name=data_name,
-        resumed=out if resume and out is not None and (out / "run.json").exists() else None,
-    )
+    table = data, schema, target, user, rows_per_user
+    complete, before = bounds_for(*table, private_bounds, budget, ledger, data_name, out if resume else None)
     loaded = loaded_data(
         data,
         classes,
