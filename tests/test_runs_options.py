@@ -87,7 +87,7 @@ def test_the_types_of_the_keywords_are_those_of_the_fields() -> None:
         (train, "learning_rate", "a setting of the method, as in method=dp_sgd(learning_rate=0.1)"),
         (federate, "lr", "did you mean rate?"),
         (federate, "learning_rate", "did you mean rate?"),
-        (train, "xyzzy", "there are accountant, assumptions, batch_size, budget"),
+        (train, "xyzzy", "there are accountant, assumptions, batch_size, before, budget"),
     ],
 )
 def test_an_unknown_keyword_is_a_type_error_with_a_hint(toy: Any, start: Any, word: str, hint: str) -> None:

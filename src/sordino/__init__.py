@@ -73,6 +73,7 @@ if TYPE_CHECKING:
     from sordino.own_loop import make_private as make_private
     from sordino.privacy import Budget as Budget
     from sordino.privacy import Ledger as Ledger
+    from sordino.privacy import approximate as approximate
     from sordino.privacy.selection import Stopping as Stopping
     from sordino.rates import Constant as Constant
     from sordino.rates import DistanceOverGradients as DistanceOverGradients
@@ -85,6 +86,7 @@ if TYPE_CHECKING:
     from sordino.run_auditing import audit_run as audit_run
     from sordino.runs import Run as Run
     from sordino.runs import Seen as Seen
+    from sordino.runs.before import Before as Before
     from sordino.steps import Adam as Adam
     from sordino.steps import AdamWithoutSecondMoments as AdamWithoutSecondMoments
     from sordino.steps import Extrapolation as Extrapolation
@@ -113,6 +115,7 @@ _HOMES = {
     "AdaBest": "sordino.federated",
     "Adam": "sordino.steps",
     "AdamWithoutSecondMoments": "sordino.steps",
+    "Before": "sordino.runs.before",
     "Budget": "sordino.privacy",
     "Column": "sordino.data",
     "Conditions": "sordino.federated",
@@ -179,6 +182,7 @@ _HOMES = {
     "adadp": "sordino.methods",
     "adam": "sordino.methods",
     "adam_wosm": "sordino.methods",
+    "approximate": "sordino.privacy",
     "audit_federation": "sordino.run_auditing",
     "audit_run": "sordino.run_auditing",
     "auto": "sordino.methods",

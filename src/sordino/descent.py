@@ -86,8 +86,10 @@ class Descent(Process):
         pins: Callable[[bytes], Mapping[str, Any]],
         measure: Callable[[], Mapping[str, float]] | None = None,
         public_loss: PublicLoss | None = None,
+        counts: Callable[[], dict[str, Any]] | None = None,
     ) -> None:
         self.door = self.gate = gate
+        self._counts = counts
         self.model, self.theta, self.promise = gate.engine.model, gate.theta, promise
         self.measures = measure is not None
         self._plan, self._method, self._pins, self._measure = plan, plan.method, pins, measure
@@ -198,6 +200,10 @@ class Descent(Process):
     def finish(self) -> None:
         if self._average is not None:
             self.theta.copy_(self._average)
+
+    def counts(self) -> dict[str, Any]:
+        assert self._counts is not None
+        return self._counts()
 
     def complaints(self, history: Sequence[Line]) -> list[str]:
         thresholds = [line["threshold"] for line in history if line["threshold"]]

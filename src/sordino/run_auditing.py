@@ -161,6 +161,7 @@ def audit_run(
     True
     """
     (asked,) = taken(options, audit_run, Options)
+    asked.refuse_besides("an audit")
     _check(asked, canaries, see, confidence)
     refuse(model)
     model = copy.deepcopy(model)
@@ -243,6 +244,7 @@ def audit_federation(
     ('user', True)
     """
     given = Given(*taken(options, audit_federation, Options, LocalTraining, UserPrivacy, Means))
+    given.asked.refuse_besides("an audit")
     _check(given.asked, canaries, see, confidence)
     if not given.asked.wants_privacy:
         raise ValueError("an audit needs a claim: give a budget or a noise_multiplier")

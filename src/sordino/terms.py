@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING
 from sordino.clipping.policy import ClippingPolicy
 from sordino.data import Sampling
 from sordino.noise import Mechanism, Releases, gaussian
-from sordino.privacy import Budget, noise_for
+from sordino.privacy import Budget, compose, noise_for, price, show_epsilon
 from sordino.privacy.budget import check_delta
+from sordino.privacy.events import known_delta, parted
 from sordino.privacy.tails import check_reach
 from sordino.steps import Plan
 from sordino.warn import warn
@@ -126,9 +127,17 @@ class Terms:
             warn("there is one unit only: with privacy nothing can be learnt from it")
 
     def within(
-        self, budget: Budget | None, noise_multiplier: float | None, delta: float | None, accountant: str
+        self,
+        budget: Budget | None,
+        noise_multiplier: float | None,
+        delta: float | None,
+        accountant: str,
+        besides: DpEvent | None = None,
     ) -> tuple[Terms, float | None]:
-        """These terms with the noise that the planned releases need, from whatever the user gave, and delta."""
+        """These terms with the noise that the planned releases need, from whatever the user gave, and delta.
+
+        ``besides`` is what else is released on the same budget.
+        """
         if (budget is None) == (noise_multiplier is None):
             raise ValueError("give either a budget (epsilon and delta) or a noise multiplier")
         if budget is not None and delta not in (None, budget.delta):
@@ -140,10 +149,21 @@ class Terms:
         assert self.steps is not None
         calls = self.steps
         if budget is not None:
-            noise_multiplier, delta = noise_for(budget, self.cost_with, accountant), budget.delta
+            noise_multiplier, delta = self._noise_within(budget, accountant, besides), budget.delta
         assert noise_multiplier is not None
         if noise_multiplier > 0:
             if delta is None:
                 raise ValueError("a noise multiplier needs a delta to be priced at")
             check_reach(gaussian.REACH, noise_multiplier, calls, delta)
         return replace(self, multiplier=float(noise_multiplier)), delta
+
+    def _noise_within(self, budget: Budget, accountant: str, besides: DpEvent | None) -> float:
+        if besides is None:
+            return noise_for(budget, self.cost_with, accountant)
+        taken = price(besides, budget.delta, accountant).epsilon
+        if taken >= budget.epsilon or known_delta(parted(besides)[1]) >= budget.delta:
+            raise ValueError(
+                f"what is released besides the training takes epsilon {show_epsilon(taken)} of {budget.epsilon:g} at "
+                f"delta {budget.delta:g}, and leaves nothing to train with: give it less, or raise the budget"
+            )
+        return noise_for(budget, lambda z: compose([besides, self.cost_with(z)]), accountant)

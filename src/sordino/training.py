@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 from torch import Tensor, nn
 
@@ -17,9 +17,11 @@ from sordino.descent import Descent, DescentPlan
 from sordino.gate import ExampleGate, Members
 from sordino.gradients import Engine, Loss, refuse
 from sordino.methods import Method, method_named
+from sordino.privacy import approximate, compose
 from sordino.registry import is_number, said
 from sordino.runs import Run
 from sordino.runs.conductor import conduct
+from sordino.runs.noisy_metrics import NoisyMetrics
 from sordino.runs.options import Options, RunOptions, taken
 from sordino.runs.recording import Recording, recorded
 from sordino.runs.resume import behaviour
@@ -27,6 +29,9 @@ from sordino.runs.spending import Spending
 from sordino.tasks import Task, as_task, evaluate
 from sordino.terms import Terms
 from sordino.warn import warn
+
+if TYPE_CHECKING:
+    from dp_accounting import DpEvent
 
 _LOGGED_STEPS = 40  # pricing a step with PLD takes a twentieth of a second
 
@@ -50,7 +55,7 @@ def train(
 
     The guarantee: what comes out, and every release on the way, is (epsilon, delta)-differentially private for one
     unit, whose contribution may be zeroed out; certificate.json says under which assumptions. Metrics on held-out rows
-    are not covered.
+    are not covered, unless a ``metric_epsilon`` pays for them.
 
     Args:
         model: any ``nn.Module``. It is checked on made-up rows before a private one is seen.
@@ -90,6 +95,9 @@ def train(
             names.
         details: plain data that goes into run.json.
         inputs: how raw rows became ``data``; kept in the run, so that the trained model can be given raw rows.
+        before: what was released on the same budget before the run, a `Before`: the noise makes room for it.
+        metric_epsilon: the part of the budget for noisy counts of the held-out rows, which are then looked at once, at
+            the end, and covered.
 
     >>> import torch
     >>> rows = torch.randn(60, 4), torch.randint(2, (60,))
@@ -109,13 +117,15 @@ def train(
         engine = Engine(model, task.per_example, microbatch=microbatch, keep_loss=asked.show_unprotected)
         plan = planned_descent(method, members, epochs, batch_size, sampling, recording, len(engine.vector))
         gate = ExampleGate(engine, examples, members, plan.terms, recording.streams, template=template)
+        noisy = noisy_metrics(model, task, plan, asked)
         descent = Descent(
             gate,
             plan,
-            Spending(plan.terms, plan.delta, asked.accountant),
+            Spending(plan.terms, plan.delta, asked.accountant, *_besides(asked)),
             pins=partial(pins_of, examples, members, engine),
-            measure=None if asked.test is None else partial(evaluate, model, task, asked.test),
+            measure=None if asked.test is None or noisy else partial(evaluate, model, task, asked.test),
             public_loss=public_loss,
+            counts=None if noisy is None else noisy.release,
         )
         return conduct(descent, plan, recording)
 
@@ -151,6 +161,8 @@ def planned_descent(
         unprotected=_unprotected(asked),
         details=asked.details or {},
         inputs=asked.inputs,
+        before=asked.before,
+        metric_epsilon=asked.metric_epsilon,
         method=method,
         epochs=outline.epochs,
         batch_size=outline.batch_size,
@@ -200,13 +212,32 @@ def warn_of_delta(delta: float, units: int) -> None:
 
 def _noised(method: Method, terms: Terms, asked: Options) -> tuple[Terms, float | None]:
     """The terms with their noise, and delta, from whatever the user gave."""
+    besides = [each for each in _besides(asked) if each is not None]
+    if besides and not (method.private and (asked.budget or asked.noise_multiplier)):
+        raise ValueError(
+            "bounds or metrics that are paid for need a private run: give it a budget, or leave them out"
+        )
     if method.private:
-        return terms.within(asked.budget, asked.noise_multiplier, asked.delta, asked.accountant)
+        event = compose(besides) if besides else None
+        return terms.within(asked.budget, asked.noise_multiplier, asked.delta, asked.accountant, event)
     if asked.budget is not None or asked.noise_multiplier:
         raise ValueError(
             f"{method.name} trains without privacy: leave out the budget, or choose a private method"
         )
     return terms, None
+
+
+def _besides(asked: Options) -> tuple[DpEvent | None, DpEvent | None]:
+    """What is released on the same budget before the training, and after it."""
+    before = None if asked.before is None else asked.before.event
+    return before, None if asked.metric_epsilon is None else approximate(asked.metric_epsilon)
+
+
+def noisy_metrics(model: nn.Module, task: Task, plan: DescentPlan, asked: Options) -> NoisyMetrics | None:
+    if asked.metric_epsilon is None:
+        return None
+    target = None if asked.inputs is None else asked.inputs.target
+    return NoisyMetrics(model, task, asked.test, asked.metric_epsilon, plan.unit, target)
 
 
 def pins_of(examples: Examples, members: Members, engine: Engine, key: bytes) -> Mapping[str, Any]:
@@ -242,5 +273,6 @@ def _unprotected(asked: Options) -> tuple[str, ...]:
     held_out = "metrics on held-out rows, which are the data of somebody too"
     loss = "the training loss, which was shown on request"
     of_inputs = () if asked.inputs is None else asked.inputs.unprotected
-    shown = (*([held_out] if asked.test is not None else []), *([loss] if asked.show_unprotected else []))
+    looks = asked.test is not None and asked.metric_epsilon is None
+    shown = (*([held_out] if looks else []), *([loss] if asked.show_unprotected else []))
     return (*of_inputs, *shown)

@@ -72,13 +72,15 @@ def loaded_data(
 ) -> Loaded:
     """The data, with features in the place of its rows if any are named; of a table besides what is said about it."""
     from sordino.data import load
+    from sordino.data.columns import is_table
 
+    if data in DATA_SETS or not is_table(data):
+        table.pop("whole_test", None)  # what other data sets have in store is all there is
     with warnings_in_one_line():
         how = {"classes": classes, "image_size": image_size, "grey": grey, "progress": True, **table}
         if features is None or features == "none":
             return load(data, **how)
         from sordino.data import Schema
-        from sordino.data.columns import is_table
         from sordino.data.reading import schema_beside
         from sordino.features import features_named, with_embedding, with_features
 
@@ -287,8 +289,8 @@ def run_and_show(folder: Path, as_json: bool, run: Callable[[], Run], lines: Cal
 def measured_lines(run: Run, cover: str) -> Lines:
     """Metrics on held-out rows; ``cover`` says what no guarantee does."""
     for name, value in run.metrics.items():
-        if name != "covered":
-            shown = f"{value:.2%}" if name.endswith("accuracy") else f"{value:.4f}"
+        if name != "covered" and isinstance(value, float):
+            shown = f"{value:.2%}" if name.endswith(("accuracy", "accuracy_noise")) else f"{value:.4f}"
             whose = "held-out clients" if name.startswith("holdout") else "held-out rows"
             yield name.replace("_", " "), f"{shown}   ({whose}{cover})"
 

@@ -180,9 +180,9 @@ def _shown(epsilon: float) -> str:
 
 def _alone(found: RunRecord) -> str:
     if found.epsilon is None:
-        from sordino.privacy.renyi import rdp_of
+        from sordino.privacy.renyi import rdp_beside_delta
 
-        return "" if min(rdp_of(found.event)) < math.inf else "epsilon inf (not private)"
+        return "" if min(rdp_beside_delta(found.event)[0]) < math.inf else "epsilon inf (not private)"
     return f"epsilon {_shown(found.epsilon)} at delta {found.delta:g} by itself, as caps count"
 
 

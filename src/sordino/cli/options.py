@@ -77,6 +77,18 @@ MLflow = Annotated[
         help="The same in MLflow: a server, a folder, or an experiment (an extra).",
     ),
 ]
+PrivateBounds = Annotated[
+    float | None,
+    typer.Option(
+        help="The part of --epsilon for bounds and values that a table's schema lacks, found with noise."
+    ),
+]
+MetricEpsilon = Annotated[
+    float | None,
+    typer.Option(
+        help="The part of --epsilon for metrics: held-out rows are counted once, with noise, and covered."
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print exactly one JSON object on stdout.")]
 Settings = Annotated[
     list[str] | None,

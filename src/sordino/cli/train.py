@@ -25,6 +25,7 @@ from sordino.cli.common import (
     task_for,
     user_of,
 )
+from sordino.cli.private_bounds import bounds_for
 
 if TYPE_CHECKING:
     from sordino.runs import Run
@@ -69,6 +70,8 @@ def train(
     signing_key: given.SigningKey = None,
     tensorboard: given.TensorBoard = None,
     mlflow: given.MLflow = None,
+    private_bounds: given.PrivateBounds = None,
+    metric_epsilon: given.MetricEpsilon = None,
     as_json: given.AsJson = False,
 ) -> None:
     """Train a model privately: a budget goes in; a model, a certificate and a report come out."""
@@ -76,17 +79,18 @@ def train(
     check_chance(seed, secure)
     if resume and out is None:
         raise ValueError("--resume needs the directory of the run: give it as --out")
-    chosen = parsed_settings(settings or [])
 
     from sordino.methods import method_named
     from sordino.training import train as run_training
 
-    how = method_named(method, chosen)
+    how = method_named(method, parsed_settings(settings or []))
     if how.private and budget is None and noise_multiplier is None:
         raise ValueError(
             f"{how.name} needs a budget: give --epsilon and --delta (or --noise-multiplier); there are no defaults"
         )
     user = user_of(data, unit, user_column, rows_per_user, schema)
+    table = data, schema, target, user, rows_per_user
+    complete, before = bounds_for(*table, private_bounds, budget, ledger, data_name, out if resume else None)
     loaded = loaded_data(
         data,
         classes,
@@ -94,11 +98,12 @@ def train(
         image_size=image_size,
         grey=grey,
         target=target,
-        schema=schema,
+        schema=complete,
         test=test,
         holdout=holdout,
         user=user,
         rows_per_user=rows_per_user,
+        **({} if metric_epsilon is None else {"whole_test": True}),
     )
     spec = model or model_for(loaded, features)
     folder = run_folder(out, loaded.name)
@@ -134,12 +139,19 @@ def train(
         details={**about_model(spec, loaded), **({} if features is None else {"features": features})},
         inputs=loaded.inputs,
         callbacks=loggers(folder, tensorboard, mlflow),
+        before=before,
+        metric_epsilon=metric_epsilon,
     )
     run_and_show(folder, as_json, run, _lines)
 
 
 def _lines(run: Run) -> Lines:
-    yield from measured_lines(run, "; not covered by the guarantee")
+    covered = (
+        "noise included; covered by the guarantee"
+        if run.metrics["covered"]
+        else "not covered by the guarantee"
+    )
+    yield from measured_lines(run, f"; {covered}")
     yield from promised_lines(run, _batches(run.summary))
 
 

@@ -31,6 +31,7 @@ def read(
     holdout_seed: int = 0,
     user: str | None = None,
     rows_per_user: int | None = None,
+    whole_test: bool = False,
     name: str | None = None,
     progress: bool = False,
 ) -> Loaded:
@@ -50,6 +51,8 @@ def read(
         user: the column that says whose a row is: then ``users`` of what comes back goes to ``train(groups=...)``, and
             a user is the unit of privacy.
         rows_per_user: how many rows of a user count, the first ones; by default 16.
+        whole_test: held-out rows without a target stay in their places too, for metrics that are paid for: how many
+            there are then tells nothing.
         name: what the data is called; by default the name of the file.
         progress: a live line on stderr.
 
@@ -66,12 +69,13 @@ def read(
     most = ROWS_PER_USER if rows_per_user is None else rows_per_user
     if not (type(most) is int and most >= 1):
         raise ValueError("rows_per_user is a whole number, at least 1")
-    table = Table(_schema_for(source, schema, target, user))
+    table = Table(schema_for(source, schema, target, user))
     rows = table.examples(source, users=user is not None, progress=progress)
-    parts = _Parts.of(rows, user is not None, most, holdout, holdout_seed)
+    parts = _Parts.of(rows, user is not None, most, holdout, holdout_seed, whole_test)
     held_out = parts.test
     if test is not None:
-        held_out = _measurable(table.examples(test, progress=progress))
+        others = table.examples(test, progress=progress)
+        held_out = others if whole_test else _measurable(others)
     path = Path(os.fspath(source)) if isinstance(source, str | os.PathLike) else Path("table")
     return Loaded(
         # The file's name, not its path or content: a file that moved or changed must not open a fresh budget.
@@ -98,7 +102,8 @@ def schema_beside(path: Path) -> Path:
     )
 
 
-def _schema_for(source: Any, given: Any, target: str | None, user: str | None) -> Schema:
+def schema_for(source: Any, given: Any, target: str | None, user: str | None) -> Schema:
+    """What is public about ``source``, as given or as it lies beside it; not necessarily complete."""
     is_path = isinstance(source, str | os.PathLike)
     if is_path and not Path(os.fspath(source)).expanduser().exists():
         raise ValueError(f"{os.fspath(source)} does not exist: check the path")
@@ -129,22 +134,28 @@ class _Parts:
     users: Tensor | None
 
     @staticmethod
-    def of(rows: TableExamples, by_user: bool, most: int, holdout: float | None, seed: int) -> _Parts:
+    def of(
+        rows: TableExamples, by_user: bool, most: int, holdout: float | None, seed: int, whole_test: bool
+    ) -> _Parts:
+        def tested(held: npt.NDArray[np.bool_]) -> Examples:
+            return (
+                part_of(rows, torch.from_numpy(np.flatnonzero(held)))
+                if whole_test
+                else _measurable(rows, held)
+            )
+
         if not by_user:
             if holdout is None:
                 return _Parts(rows, None, None)
             held = _held_out(len(rows), holdout, seed)
-            test = _measurable(rows, held)
-            return _Parts(part_of(rows, torch.from_numpy(np.flatnonzero(~held))), test, None)
+            return _Parts(part_of(rows, torch.from_numpy(np.flatnonzero(~held))), tested(held), None)
         units, left_out = _units(rows.owners(), most)
         rows.leave_out(left_out)
         if holdout is None:
             return _Parts(rows, None, torch.from_numpy(units))
         held = _held_out(int(units.max()) + 1, holdout, seed)[units]
         kept = np.flatnonzero(~held)
-        return _Parts(
-            part_of(rows, torch.from_numpy(kept)), _measurable(rows, held), torch.from_numpy(units[kept])
-        )
+        return _Parts(part_of(rows, torch.from_numpy(kept)), tested(held), torch.from_numpy(units[kept]))
 
 
 def _held_out(units: int, share: float, seed: int) -> npt.NDArray[np.bool_]:

@@ -110,6 +110,7 @@ def federate(
     (inf, 2)
     """
     given = Given(*taken(options, federate, Options, LocalTraining, UserPrivacy, Means))
+    given.asked.refuse_besides("a federation")
     if observe is not None:
         asked = replace(given.asked, callbacks=(*given.asked.callbacks, observe))
         given = replace(given, asked=asked)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from sordino.ledger.chain import PAYMENT, Entry, LedgerError
 from sordino.ledger.file import EntryFile
-from sordino.ledger.pricing import ORDERS_DIGEST, curve_from, curve_of
-from sordino.privacy.events import event_from_json, event_to_json, leaves
+from sordino.ledger.pricing import ORDERS_DIGEST, curve_from, curve_of, pieces_to_json
+from sordino.privacy.events import compose, event_from_json, event_to_json, leaves, parted, repeat
 from sordino.privacy.ledger import Ledger
 from sordino.privacy.renyi import Vector
 from sordino.warn import warn
@@ -87,13 +87,17 @@ class Account:
             spent = spent_so_far(found)
             total = spent.event if event is None else event
             body = {"event": event_to_json(total), "charges": spent.charges, "orders": ORDERS_DIGEST}
+            body |= pieces_to_json(total)
             for closed in found:
                 if closed.kind == "close":
                     if closed.body["event"] != body["event"]:
                         raise LedgerError(f"run {self.run} was closed in the ledger with something else")
                     return
             curve = curve_of(total)
-            if not may_cost_less(found) and below(curve_from(curve), curve_from(curve_of(spent.event))):
+            if not may_cost_less(found) and (
+                below(curve_from(curve), curve_from(curve_of(spent.event)))
+                or beyond(parted_pieces(total), parted_pieces(spent.event))
+            ):
                 raise LedgerError(f"run {self.run} has spent more than what it would be closed with")
             # How long a selection took tells how many runs it made, which nobody may learn.
             body["created"] = found[0].body["created"] if may_cost_less(found) else now()
@@ -215,6 +219,11 @@ def beyond(plan: DpEvent, spent: DpEvent) -> bool:
     return any(
         count > sum(times for known, times in allowed if known == leaf) for leaf, count in leaves(spent)
     )
+
+
+def parted_pieces(event: DpEvent) -> DpEvent:
+    """What of an event is known by its epsilon and delta alone."""
+    return compose([repeat(piece, times) for piece, times in parted(event)[1]])
 
 
 def below(total: Vector, spent: Vector) -> bool:

@@ -23,6 +23,8 @@ from sordino.ledger.pricing import (
     check_aside,
     curve_from,
     curve_of,
+    pieces_of,
+    pieces_to_json,
 )
 from sordino.ledger.statement import (
     DataSet,
@@ -45,7 +47,7 @@ from sordino.privacy.renyi import relation_of
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
 
-KINDS = ("run", "federation", "grid", "selection", "audit")
+KINDS = ("run", "federation", "grid", "selection", "audit", "bounds")
 VARIABLE = "SORDINO_LEDGER"
 _LONGEST_NAME = 200
 
@@ -116,6 +118,7 @@ class LedgerFile:
             "label": str(label),
             "caveat": str(caveat),
             "orders": ORDERS_DIGEST,
+            **pieces_to_json(event),
             "created": now(),
         }
         curve = curve_of(event)  # before the file is locked: it may take a moment
@@ -126,9 +129,39 @@ class LedgerFile:
                 _check_same(found[0].data, found[0].body, name, body)
             else:
                 _refuse_lookalike(entries, name)
-                _check_room(entries, name, lambda spent: spent.add(unit, curve_from(curve)))
+                _check_room(
+                    entries, name, lambda spent: spent.add(unit, curve_from(curve), pieces=pieces_of(event))
+                )
                 append([("reserve", name, run, body, curve)])
         return Account(self._file, name, run)
+
+    def pay(
+        self, data: str, event: DpEvent, *, what: str, unit: str = "example", delta: float | None = None
+    ) -> str:
+        """Pay for something that prepares a run, such as private bounds, before it is released; or raise `BeyondCap`.
+
+        The name under which it was paid, for the run's `Before`.
+        """
+        account = self.reserve(data, event, kind="bounds", unit=unit, delta=delta, label=what)
+        account.spend("bounds", event)
+        account.close()
+        return account.run
+
+    def check_paid(self, run: str, data: str, unit: str, event: DpEvent) -> None:
+        """Raise `LedgerError` unless exactly this was paid under this name, for this data set and unit."""
+        with self._file.reading() as entries:
+            found = entries.of_run(run)
+        said = found[0] if found else None
+        if (
+            said is None
+            or said.kind != "reserve"
+            or (said.data, said.body["unit"], said.body["kind"]) != (data, unit, "bounds")
+            or spent_so_far(found).event != event
+        ):
+            raise LedgerError(
+                f"what was released before this run is not paid in {self.path} as it should be, on {data!r} for one "
+                f"{unit}: start afresh"
+            )
 
     def resume(self, run: str) -> Account:
         """The account of a run that was reserved before."""
@@ -378,7 +411,8 @@ def _check_room(entries: Entries, name: str, add: Callable[[Spent], None]) -> No
     add(after)
     for owner, cap in sorted(caps.items()):
         if not cap.admits(after):
-            raise BeyondCap(_no_room(owner, cap, before, after, runs), cap, _room(cap, before))
+            outside = len(entries.of_kinds("outside", data=names))
+            raise BeyondCap(_no_room(owner, cap, before, after, runs, outside), cap, _room(cap, before))
 
 
 def _room(cap: Cap, before: Spent) -> float:
@@ -386,7 +420,7 @@ def _room(cap: Cap, before: Spent) -> float:
     return cap.allowed - float(curve[cap.place])
 
 
-def _no_room(owner: str, cap: Cap, before: Spent, after: Spent, runs: int) -> str:
+def _no_room(owner: str, cap: Cap, before: Spent, after: Spent, runs: int, pieces: int) -> str:
     of_cap = f"the cap of {owner!r} (epsilon {cap.epsilon:g} at delta {cap.delta:g}"
     of_cap += ")" if cap.unit == "example" else f", unit {cap.unit})"
     if cap.unit == "user" and after.has("example"):
@@ -397,7 +431,6 @@ def _no_room(owner: str, cap: Cap, before: Spent, after: Spent, runs: int) -> st
             "needs more: set the cap again with --aside"
         )
     spent = show_epsilon(cap.epsilon_of(before))
-    pieces = sum(map(len, before.pieces.values()))
     who = f"{runs} run{'' if runs == 1 else 's'}" + (f" and {pieces} of other tools" if pieces else "")
     have = f"{who} {'has' if runs == 1 and not pieces else 'have'} spent or reserved epsilon {spent}"
     so_far = have if runs or pieces else "nothing is spent"

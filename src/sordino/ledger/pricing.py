@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ import numpy as np
 from sordino.ledger.chain import LedgerError
 from sordino.privacy.budget import check_delta, check_epsilon
 from sordino.privacy.certificate import UNITS
+from sordino.privacy.events import parted
 from sordino.privacy.renyi import ORDERS, Vector, epsilon_from_rdp, rdp_of
 from sordino.registry import is_number, said
 
@@ -27,8 +29,24 @@ ORDERS_DIGEST = hashlib.sha256(repr(ORDERS).encode()).hexdigest()[:16]
 
 
 def curve_of(event: DpEvent) -> bytes:
-    """The RDP of an event at all our orders, as an entry keeps it: priced once, and then only added."""
-    return np.asarray(rdp_of(event), dtype="<f8").tobytes()
+    """The RDP of an event at all our orders, as an entry keeps it: priced once, and then only added. What is known by
+    its epsilon and delta alone is left out, and stands beside it (`pieces_of`)."""
+    return np.asarray(rdp_of(parted(event)[0]), dtype="<f8").tobytes()
+
+
+def pieces_of(event: DpEvent) -> list[Piece]:
+    """What of an event is known by its epsilon and delta alone."""
+    return [Piece(each.epsilon, each.delta) for each, times in parted(event)[1] for _ in range(times)]
+
+
+def pieces_to_json(event: DpEvent) -> dict[str, list[list[float]]]:
+    """The same for an entry, so that adding up need not read events; nothing where there is none."""
+    found = [[each.epsilon, each.delta] for each in pieces_of(event)]
+    return {"pieces": found} if found else {}
+
+
+def pieces_in(body: Mapping[str, Any]) -> tuple[tuple[float, float], ...]:
+    return tuple((epsilon, delta) for epsilon, delta in body.get("pieces", ()))
 
 
 def curve_from(blob: bytes) -> Vector:
@@ -90,8 +108,9 @@ class Spent:
     curves: dict[str, Vector] = field(default_factory=lambda: {unit: np.zeros(len(ORDERS)) for unit in UNITS})
     pieces: dict[str, list[Piece]] = field(default_factory=lambda: {unit: [] for unit in UNITS})
 
-    def add(self, unit: str, curve: Vector, times: int = 1) -> None:
+    def add(self, unit: str, curve: Vector, times: int = 1, pieces: Sequence[Piece] = ()) -> None:
         self.curves[unit] = self.curves[unit] + times * curve
+        self.pieces[unit] += [piece for piece in pieces for _ in range(times)]
 
     def copy(self) -> Spent:
         return Spent(dict(self.curves), {unit: list(pieces) for unit, pieces in self.pieces.items()})

@@ -11,8 +11,16 @@ from typing import TYPE_CHECKING
 from sordino.ledger.account import planned, spent_so_far
 from sordino.ledger.chain import Entry, LedgerError
 from sordino.ledger.file import Entries
-from sordino.ledger.pricing import ORDERS_DIGEST, Cap, Piece, Spent, curve_from, curve_of
-from sordino.privacy.certificate import UNITS
+from sordino.ledger.pricing import (
+    ORDERS_DIGEST,
+    Cap,
+    Piece,
+    Spent,
+    curve_from,
+    curve_of,
+    pieces_in,
+    pieces_of,
+)
 from sordino.privacy.events import event_from_json
 from sordino.privacy.renyi import SUBSTITUTION, epsilon_from_rdp
 
@@ -142,13 +150,16 @@ def spent_on(entries: Entries, names: Sequence[str], certain: bool = False) -> t
     spent, folded, of_price = Spent(), Counter[tuple[str, object]](), dict[object, Entry]()
     for run, (unit, entry) in counting.items():
         if certain and entry.kind == "reserve":
-            spent.add(unit, curve_from(curve_of(spent_so_far(entries.of_run(run)).event)))
+            event = spent_so_far(entries.of_run(run)).event
+            spent.add(unit, curve_from(curve_of(event)), pieces=pieces_of(event))
             continue
-        price: object = entry.price if _is_priced(entry) else entry.number
+        price: object = (entry.price, pieces_in(entry.body)) if _is_priced(entry) else entry.number
         folded[unit, price] += 1
         of_price[price] = entry
     for (unit, cost), times in folded.items():
-        spent.add(unit, curve_from(curve_at(entries, of_price[cost])), times)
+        entry = of_price[cost]
+        pieces = [Piece(*each) for each in pieces_in(entry.body)]
+        spent.add(unit, curve_from(curve_at(entries, entry)), times, pieces)
     for entry in entries.of_kinds("outside", data=names):
         spent.add_piece(entry.body["unit"], Piece(entry.body["epsilon"], entry.body["delta"]))
     return spent, len(counting)
@@ -184,7 +195,7 @@ def _data_set(entries: Entries, names: tuple[str, ...], delta: float | None) -> 
     caps = {name: _standing(cap, everything, certain) for name, cap in caps_of(entries, names).items()}
     nearest = min(caps.values(), key=lambda found: (not found.passed, found.cap.epsilon), default=None)
     unit = nearest.cap.unit if nearest else ("example" if everything.has("example") else "user")
-    pieces = sum(len(everything.pieces[each]) for each in UNITS)
+    pieces = len(entries.of_kinds("outside", data=names))
     notes = list(_notes(reserved, everything, unit)) + _set_anew(entries, names)
     epsilons: tuple[float | None, float | None]
     if nearest is not None and delta is None:
@@ -262,11 +273,15 @@ def _record(entries: Entries, reserved: Entry, closed: Entry | None) -> RunRecor
         "open" if closed is None else "closed",
         charges,
         delta,
-        None if delta is None else _epsilon_of(curve_at(entries, last), delta),
+        None if delta is None else _epsilon_of(curve_at(entries, last), pieces_in(last.body), delta),
         event_from_json(last.body["event"]) if closed else planned([reserved]),
     )
 
 
 @lru_cache(maxsize=4096)
-def _epsilon_of(curve: bytes, delta: float) -> float:
-    return epsilon_from_rdp(curve_from(curve), delta, "improved")
+def _epsilon_of(curve: bytes, pieces: tuple[tuple[float, float], ...], delta: float) -> float:
+    if not pieces:
+        return epsilon_from_rdp(curve_from(curve), delta, "improved")
+    alone = Spent()
+    alone.add("example", curve_from(curve), pieces=[Piece(*each) for each in pieces])
+    return alone.epsilon("example", delta)

@@ -10,7 +10,7 @@ import numpy as np
 from sordino.ledger.account import below, beyond, planned, spent_so_far
 from sordino.ledger.chain import Entry, LedgerError
 from sordino.ledger.file import Entries
-from sordino.ledger.pricing import ORDERS_DIGEST, curve_from, curve_of
+from sordino.ledger.pricing import ORDERS_DIGEST, curve_from, curve_of, pieces_to_json
 from sordino.privacy.events import event_from_json, event_to_json
 from sordino.privacy.renyi import Vector
 from sordino.privacy.sealing import canonical
@@ -49,6 +49,8 @@ class _Meaning:
                 return "its key, under which rows are known again, is another one"
             if entry.run is not None:
                 payments.setdefault(entry.run, []).append(entry)
+            if "event" in entry.body and _has_other_pieces(entry):
+                return f"entry {entry.number} has not the pieces of its events"
             if entry.price is not None and self._has_another_price(entry):
                 return f"entry {entry.number} has not the price of its events"
         for run, found in payments.items():
@@ -91,3 +93,10 @@ class _Meaning:
         if below(self._price(event_from_json(closed), canonical(closed)), curve_from(curve_of(spent))):
             return "was closed with less than it had spent"
         return None
+
+
+def _has_other_pieces(entry: Entry) -> bool:
+    """Only where an event or the entry speaks of any: reading every event would take long."""
+    speaks = "pieces" in entry.body or '"approximate"' in entry.text
+    stated = {"pieces": entry.body["pieces"]} if "pieces" in entry.body else {}
+    return speaks and pieces_to_json(event_from_json(entry.body["event"])) != stated

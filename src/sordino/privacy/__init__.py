@@ -5,6 +5,7 @@ from sordino.privacy.budget import Budget
 from sordino.privacy.calibration import noise_for, steps_for
 from sordino.privacy.certificate import certificate, recompute, show_epsilon
 from sordino.privacy.events import (
+    approximate,
     compose,
     event_from_json,
     event_to_json,
@@ -27,6 +28,7 @@ __all__ = [
     "EpsilonCurve",
     "Guarantee",
     "Ledger",
+    "approximate",
     "certificate",
     "compose",
     "epsilon_after",

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from sordino.named import ACCOUNTANTS
 from sordino.privacy import dp
 from sordino.privacy.budget import check_delta
-from sordino.privacy.events import leaves, repeat
+from sordino.privacy.events import compose, leaves, parted, repeat
 from sordino.privacy.loss_distribution import (
     COARSER,
     SMALLEST_DELTA,
@@ -28,6 +28,7 @@ from sordino.privacy.renyi import (
     ZERO_OUT,
     Vector,
     epsilon_from_rdp,
+    rdp_epsilon,
     rdp_of,
     relation_of,
 )
@@ -95,6 +96,11 @@ Priced = tuple[float, str, str]  # epsilon, and the accountant and the conversio
 
 
 def by_moments(event: DpEvent, delta: float, conversion: str) -> Priced:
+    if parted(event)[1]:
+        raise ValueError(
+            "the moments accountant of the papers has no price for what is known by its epsilon and delta alone: use "
+            "rdp, pld or auto"
+        )
     rdp = rdp_of(event, MOMENTS_ORDERS)
     return epsilon_from_rdp(rdp, delta, "basic", MOMENTS_ORDERS), "moments", "basic"
 
@@ -104,7 +110,7 @@ def by_pld(event: DpEvent, delta: float, conversion: str) -> Priced:
 
 
 def by_rdp(event: DpEvent, delta: float, conversion: str) -> Priced:
-    return epsilon_from_rdp(rdp_of(event), delta, conversion), "rdp", conversion
+    return rdp_epsilon(event, delta, conversion), "rdp", conversion
 
 
 def by_the_tighter(event: DpEvent, delta: float, conversion: str) -> Priced:
@@ -153,6 +159,7 @@ class EpsilonCurve:
     step: DpEvent
     planned_steps: int
     total: Guarantee
+    before: DpEvent | None = None  # released before the first step
     _rdp_of_step: Vector | None = field(default=None, repr=False)
     _orders: tuple[float, ...] = field(default=ORDERS, repr=False)
     _known: dict[int, float] = field(default_factory=dict, repr=False)
@@ -165,7 +172,7 @@ class EpsilonCurve:
         return self._known[steps]
 
     def _compute(self, steps: int) -> float:
-        if steps == 0:
+        if steps == 0 and self.before is None:
             return 0.0
         if steps == self.planned_steps:
             return self.total.epsilon
@@ -174,13 +181,16 @@ class EpsilonCurve:
                 steps * self._rdp_of_step, self.total.delta, self.total.conversion, self._orders
             )
         if self.total.accountant != "pld":
-            return price(
-                repeat(self.step, steps), self.total.delta, self.total.accountant, self.total.conversion
-            ).epsilon
+            total = self.total
+            return price(self._released(steps), total.delta, total.accountant, total.conversion).epsilon
         if steps > self.planned_steps:
-            return pld_epsilon(repeat(self.step, steps), self.total.delta)
-        so_far = pld_epsilon(repeat(self.step, steps), self.total.delta, coarser=COARSER)
+            return pld_epsilon(self._released(steps), self.total.delta)
+        so_far = pld_epsilon(self._released(steps), self.total.delta, coarser=COARSER)
         return min(so_far, self.total.epsilon)
+
+    def _released(self, steps: int) -> DpEvent:
+        taken = repeat(self.step, steps)
+        return taken if self.before is None else compose([self.before, taken])
 
 
 def epsilon_after(
@@ -190,8 +200,10 @@ def epsilon_after(
     planned_steps: int,
     accountant: str = "auto",
     conversion: str = "improved",
+    before: DpEvent | None = None,
 ) -> EpsilonCurve:
-    """A callable `steps -> epsilon` for a plan of `planned_steps` equal steps, each charging `step`.
+    """A callable `steps -> epsilon` for a plan of `planned_steps` equal steps, each charging `step`; what was released
+    ``before`` them counts from the start.
 
     >>> from sordino.privacy.events import poisson_gaussian
     >>> curve = epsilon_after(poisson_gaussian(1.5, 0.04), 1e-5, planned_steps=2250, accountant="rdp")
@@ -200,11 +212,14 @@ def epsilon_after(
     """
     if planned_steps < 1 or planned_steps != int(planned_steps):
         raise ValueError(f"planned_steps must be a whole number >= 1, not {planned_steps}")
+    if before is not None:
+        plan = compose([before, repeat(step, planned_steps)])
+        return EpsilonCurve(step, planned_steps, price(plan, delta, accountant, conversion), before)
     total = price(repeat(step, planned_steps), delta, accountant, conversion)
     orders = _ORDERS.get(total.accountant)
     if orders is None:
         return EpsilonCurve(step, planned_steps, total)
-    return EpsilonCurve(step, planned_steps, total, rdp_of(step, orders), orders)
+    return EpsilonCurve(step, planned_steps, total, None, rdp_of(step, orders), orders)
 
 
 _ORDERS = {"moments": MOMENTS_ORDERS, "rdp": ORDERS}  # of those that price a step once and multiply

@@ -57,12 +57,12 @@ NOT_COUNTED = (
 )
 COUNTED = "Counted in a ledger across runs: this was its last entry when the certificate was written."
 NO_MODEL = "No file of a model belongs to this certificate."
-_POST_PROCESSING = (
+POST_PROCESSING = (
     "Everything that is computed from the noisy sums and public numbers alone, and therefore covered without further "
     "cost: the path of the model, its rates and thresholds, averages of models, the final model, this certificate, and "
     "of the history and the figure all that is not listed as unprotected.",
 )
-_IMPLEMENTATION = {
+IMPLEMENTATION = {
     "method": "not stated",
     "noise": (
         "Gaussian. Sum and noise are whole multiples of one grid and are added exactly; the tails of the noise do not "
@@ -94,13 +94,14 @@ def certificate(
     domain: str | None = None,
     deployment: str = "central",
     unprotected: Sequence[str] = (),
-    post_processing: Sequence[str] = _POST_PROCESSING,
+    post_processing: Sequence[str] = POST_PROCESSING,
     implementation: Mapping[str, str] | None = None,
     secure: bool = False,
     caveat: str | None = None,
     rationale: str | None = None,
     model: Mapping[str, str] | None = None,
     ledger: Mapping[str, Any] | None = None,
+    paid_before: str | None = None,
     signing_key: Ed25519PrivateKey | None = None,
 ) -> dict[str, Any]:
     """A JSON-able certificate of ``guarantee`` for ``event``: plain public facts in, a sealed document out.
@@ -128,6 +129,7 @@ def certificate(
         rationale: Why this epsilon, delta and unit, in the owner's words.
         model: ``file`` and ``sha256`` of what was trained.
         ledger: What ``Account.statement()`` says.
+        paid_before: Under which name the ledger has what was released before the run, if anything was.
         signing_key: Of the owner.
 
     >>> from sordino.privacy import gaussian
@@ -157,11 +159,11 @@ def certificate(
         "events_in_words": events_in_words(events),
         "accounting": _accounting(guarantee),
         "post_processing": list(post_processing),
-        "implementation": {**_IMPLEMENTATION, **_no_noise(guarantee), **(implementation or {})},
+        "implementation": {**IMPLEMENTATION, **_no_noise(guarantee), **(implementation or {})},
         "randomness": {"source": source_of_chance(seeded), "seeded": seeded, "seeds_refused": secure},
         "rationale": rationale or NO_RATIONALE,
         "model": _model(model),
-        "ledger": _ledger(ledger),
+        "ledger": _ledger(ledger, paid_before),
         "versions": versions(),
         "created": created,
     }
@@ -182,7 +184,7 @@ def _promised(
         "neighbours": neighbours(guarantee.relation, unit) + ".",
         "gdp_mu": guarantee.gdp_mu,
         "zcdp_rho": guarantee.zcdp_rho,
-        "about_mu_and_rho": about_rho_and_mu(guarantee.epsilon, guarantee.zcdp_rho),
+        "about_mu_and_rho": about_rho_and_mu(guarantee.epsilon, guarantee.zcdp_rho, event_to_json(event)),
         "profile": profile(event, guarantee),
     }
 
@@ -236,7 +238,7 @@ def _model(model: Mapping[str, str] | None) -> dict[str, str | None]:
     return {"file": model["file"], "sha256": model["sha256"], "note": "What was trained, beside this file."}
 
 
-def _ledger(statement: Mapping[str, Any] | None) -> dict[str, Any]:
+def _ledger(statement: Mapping[str, Any] | None, before: str | None) -> dict[str, Any]:
     if statement is None:
         return {
             "counted": False,
@@ -247,7 +249,7 @@ def _ledger(statement: Mapping[str, Any] | None) -> dict[str, Any]:
             "note": NOT_COUNTED,
         }
     stated = {name: statement[name] for name in ("data", "run", "length", "head")}
-    return {"counted": True, **stated, "note": COUNTED}
+    return {"counted": True, **stated, **({} if before is None else {"before": before}), "note": COUNTED}
 
 
 @lru_cache(maxsize=1)

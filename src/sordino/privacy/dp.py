@@ -10,6 +10,10 @@ from typing import Any
 def __getattr__(name: str) -> Any:
     if name.startswith("__"):
         raise AttributeError(name)
+    if name == "EpsilonDeltaDpEvent":  # our own
+        value = importlib.import_module("sordino.privacy.epsilon_delta").EpsilonDeltaDpEvent
+        globals()[name] = value
+        return value
     package = importlib.import_module("dp_accounting")
     value = getattr(package, name) if hasattr(package, name) else getattr(package.dp_event, name)
     globals()[name] = value

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from sordino.privacy import dp
+from sordino.privacy.budget import check_delta, check_epsilon
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
@@ -80,6 +81,39 @@ def sampled_without_replacement(noise_multiplier: float, count: int, units: int)
     return dp.SampledWithoutReplacementDpEvent(int(units), int(count), release)
 
 
+def approximate(epsilon: float, delta: float = 0.0) -> DpEvent:
+    """A release of which only (epsilon, delta) is known: private counts or bounds, or one of another tool.
+
+    Args:
+        epsilon: Finite, above 0.
+        delta: 0 for a pure one.
+
+    >>> approximate(0.5)
+    EpsilonDeltaDpEvent(epsilon=0.5, delta=0.0)
+    """
+    return dp.EpsilonDeltaDpEvent(check_epsilon(epsilon), 0.0 if delta == 0 else check_delta(delta))
+
+
+def parted(event: DpEvent) -> tuple[DpEvent, list[tuple[DpEvent, int]]]:
+    """``event`` without what is `approximate` in it, and that, with how often it occurs."""
+    parts = leaves(event)
+    pieces = [(leaf, count) for leaf, count in parts if isinstance(leaf, dp.EpsilonDeltaDpEvent)]
+    if not pieces:
+        return event, []
+    rest = [repeat(leaf, count) for leaf, count in parts if not isinstance(leaf, dp.EpsilonDeltaDpEvent)]
+    return compose(rest), pieces
+
+
+def known_epsilon(pieces: Sequence[tuple[DpEvent, int]]) -> float:
+    """The epsilons of `approximate` events, added up."""
+    return math.fsum(count * piece.epsilon for piece, count in pieces)
+
+
+def known_delta(pieces: Sequence[tuple[DpEvent, int]]) -> float:
+    """Their deltas, added up."""
+    return math.fsum(count * piece.delta for piece, count in pieces)
+
+
 def repeat(event: DpEvent, count: int) -> DpEvent:
     """`event`, `count` times in a row (each may depend on what the ones before it released)."""
     if count < 0 or count != int(count):
@@ -106,6 +140,10 @@ def repeat_and_select(event: DpEvent, mean: float, shape: float) -> DpEvent:
     check_shape(shape)
     if any(isinstance(leaf, dp.RepeatAndSelectDpEvent) for leaf, _ in leaves(event)):
         raise ValueError("a selection among selections has no price here: select once")
+    if any(isinstance(leaf, dp.EpsilonDeltaDpEvent) for leaf, _ in leaves(event)):
+        raise ValueError(
+            "a selection among runs with a part of which only (epsilon, delta) is known has no price here: leave it out"
+        )
     if any(isinstance(leaf, dp.NonPrivateDpEvent) for leaf, _ in leaves(event)):
         return dp.NonPrivateDpEvent()
     return dp.RepeatAndSelectDpEvent(event, float(mean), float(shape))
@@ -175,6 +213,8 @@ def event_to_json(event: DpEvent) -> dict[str, Any]:
         shape = "inf" if math.isinf(event.shape) else float(event.shape)
         how = {"mean": float(event.mean), "shape": shape}
         return {"type": "repeat_and_select", **how, "event": event_to_json(event.event)}
+    if kind is dp.EpsilonDeltaDpEvent:
+        return {"type": "approximate", "epsilon": float(event.epsilon), "delta": float(event.delta)}
     if kind is dp.NoOpDpEvent:
         return {"type": "nothing"}
     if kind is dp.NonPrivateDpEvent:
@@ -218,6 +258,8 @@ def event_from_json(data: Mapping[str, Any]) -> DpEvent:
             if math.isnan(shape) or not isinstance(found, dp.RepeatAndSelectDpEvent):
                 raise ValueError("a repeat_and_select event needs a private event to repeat")
             return found
+        if kind == "approximate":
+            return dp.EpsilonDeltaDpEvent(_number(data["epsilon"]), _number(data["delta"]))
         if kind == "composed":
             return dp.ComposedDpEvent([event_from_json(part) for part in data["events"]])
     except (KeyError, TypeError) as err:

@@ -13,8 +13,8 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from sordino.privacy import dp
-from sordino.privacy.events import compose, leaves, repeat
-from sordino.privacy.renyi import epsilon_from_rdp, rdp_of
+from sordino.privacy.events import compose, known_delta, known_epsilon, leaves, parted, repeat
+from sordino.privacy.renyi import epsilon_from_rdp, rdp_beside_delta
 from sordino.privacy.selection import epsilon_by_profile
 
 if TYPE_CHECKING:
@@ -40,7 +40,8 @@ def pld_supports(event: DpEvent) -> bool:
     if selection is not None:
         event = selection.event
     return all(
-        isinstance(leaf, dp.GaussianDpEvent | dp.NonPrivateDpEvent) or is_poisson_gaussian(leaf)
+        isinstance(leaf, dp.GaussianDpEvent | dp.NonPrivateDpEvent | dp.EpsilonDeltaDpEvent)
+        or is_poisson_gaussian(leaf)
         for leaf, _ in leaves(event)
     )
 
@@ -65,7 +66,10 @@ def squared_mu(event: DpEvent) -> float | None:
 def pld_epsilon(event: DpEvent, delta: float, coarser: float = 1.0) -> float:
     """Epsilon of `event` at `delta` under the zero-out relation, from its privacy loss distribution."""
     if not pld_supports(event):
-        raise ValueError("PLD prices Gaussian releases, plain or Poisson sampled: use accountant='rdp'")
+        raise ValueError(
+            "PLD prices Gaussian releases, plain or Poisson sampled, and what is known by its epsilon and delta: use "
+            "accountant='rdp'"
+        )
     if delta < SMALLEST_DELTA:
         raise ValueError(f"PLD is not exact enough for delta below {SMALLEST_DELTA}: use accountant='rdp'")
     selection = as_selection(event)
@@ -85,7 +89,17 @@ def pld_epsilon(event: DpEvent, delta: float, coarser: float = 1.0) -> float:
     if exact is not None:
         return _gaussian_epsilon(exact, delta)
 
-    return _epsilon_on_a_grid(tuple(parts), delta, coarser)
+    return min(_epsilon_on_a_grid(tuple(parts), delta, coarser), _epsilon_by_adding(event, delta, coarser))
+
+
+def _epsilon_by_adding(event: DpEvent, delta: float, coarser: float) -> float:
+    """What the rest costs at the delta that is left, and the epsilons of the `approximate` parts on top: a proof too,
+    and the smaller one where the grid is wide."""
+    rest, pieces = parted(event)
+    left = delta - known_delta(pieces)
+    if not pieces or left < 0 or (leaves(rest) and left < SMALLEST_DELTA):
+        return math.inf
+    return known_epsilon(pieces) + (pld_epsilon(rest, left, coarser) if leaves(rest) else 0.0)
 
 
 def pld_delta(event: DpEvent, epsilon: float, coarser: float = 1.0) -> float:
@@ -109,13 +123,14 @@ def _epsilon_on_a_grid(parts: tuple[tuple[DpEvent, int], ...], delta: float, coa
 @lru_cache(maxsize=4)  # they are large, and asked at several deltas
 def _on_a_grid(parts: tuple[tuple[DpEvent, int], ...], coarser: float) -> PrivacyLossDistribution:
     interval = coarser * _interval(compose([repeat(leaf, count) for leaf, count in parts]))
-    sampled = [(leaf, count) for leaf, count in parts if not isinstance(leaf, dp.GaussianDpEvent)]
+    sampled = [(leaf, count) for leaf, count in parts if is_poisson_gaussian(leaf)]
+    pieces = [(leaf, count) for leaf, count in parts if isinstance(leaf, dp.EpsilonDeltaDpEvent)]
     plain = math.fsum(
         count / leaf.noise_multiplier**2 for leaf, count in parts if isinstance(leaf, dp.GaussianDpEvent)
     )
     total: PrivacyLossDistribution | None = None
-    for leaf, count in sampled:
-        part = _of_one_step(leaf.event.noise_multiplier, leaf.sampling_probability, interval)
+    for leaf, count in [*sampled, *pieces]:
+        part = _of_a_part(leaf, interval)
         part = part.self_compose(count) if count > 1 else part
         total = part if total is None else total.compose(part)
     assert total is not None
@@ -124,7 +139,17 @@ def _on_a_grid(parts: tuple[tuple[DpEvent, int], ...], coarser: float) -> Privac
     return total
 
 
+def _of_a_part(leaf: DpEvent, interval: float) -> PrivacyLossDistribution:
+    if isinstance(leaf, dp.EpsilonDeltaDpEvent):
+        # Randomised response that gives everything away with probability delta: the worst there is, in both directions.
+        known = dp.pld.common.DifferentialPrivacyParameters(leaf.epsilon, leaf.delta)
+        return dp.pld.privacy_loss_distribution.from_privacy_parameters(known, interval)
+    return _of_one_step(leaf.event.noise_multiplier, leaf.sampling_probability, interval)
+
+
 def _noise(leaf: DpEvent) -> float:
+    if isinstance(leaf, dp.EpsilonDeltaDpEvent):
+        return math.inf
     if isinstance(leaf, dp.NonPrivateDpEvent):
         return 0.0
     return float(leaf.event.noise_multiplier if is_poisson_gaussian(leaf) else leaf.noise_multiplier)
@@ -160,7 +185,9 @@ def _interval(event: DpEvent) -> float:
             exponent = (1 + 19.6 * sigma) / (2 * sigma**2)
             largest = math.log1p(rate * math.expm1(exponent)) if exponent < 500 else math.log(rate) + exponent
             widest_step = max(widest_step, largest)
-    whole = epsilon_from_rdp(rdp_of(event), 1e-15, "improved")  # about the largest loss that is kept
+    whole = epsilon_from_rdp(
+        rdp_beside_delta(event)[0], 1e-15, "improved"
+    )  # about the largest loss that is kept
     wanted = max(INTERVAL, widest_step / _MOST_STEP_POINTS, whole / _MOST_COMPOSED_POINTS)
     # Two significant digits, upwards: nearby plans then share their grid and the cached single steps.
     scale = 10.0 ** (math.floor(math.log10(wanted)) - 1)

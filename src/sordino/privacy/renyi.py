@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sordino.privacy import dp
-from sordino.privacy.events import leaves
+from sordino.privacy.events import known_delta, known_epsilon, leaves, parted
 from sordino.privacy.selection import selected_rdp
 
 if TYPE_CHECKING:
@@ -71,12 +71,64 @@ def _is_of_substitution(leaf: DpEvent) -> bool:
 
 
 def rdp_of(event: DpEvent, orders: tuple[float, ...] = ORDERS) -> Vector:
-    """RDP of `event` at `orders` under its `relation_of`; infinite where it is not private."""
+    """RDP of `event` at `orders` under its `relation_of`; infinite where it is not private.
+
+    What has a delta of its own has no RDP but beside that delta, and is refused: see `rdp_beside_delta`.
+    """
+    curve, aside = rdp_beside_delta(event, orders)
+    if aside:
+        raise ValueError("this has a delta of its own, and no RDP without it")
+    return curve
+
+
+def rdp_beside_delta(event: DpEvent, orders: tuple[float, ...] = ORDERS) -> tuple[Vector, float]:
+    """RDP of `event`, and the delta within which it holds: those of its `approximate` parts, added up.
+
+    Every (epsilon, delta)-DP mechanism is a function of randomised response that gives everything away with
+    probability delta (Kairouz, Oh and Viswanath 2015, theorem 3.3), also where it follows from what was seen before. So
+    but for the sum of the deltas it is that response, whose RDP is known.
+    """
     relation_of(event)  # or refuse
     total = np.zeros(len(orders))
     for leaf, count in leaves(event):
         total += count * _rdp_of_leaf(leaf, orders)
-    return total
+    return total, known_delta(parted(event)[1])
+
+
+def rdp_epsilon(
+    event: DpEvent, delta: float, conversion: str = "improved", orders: tuple[float, ...] = ORDERS
+) -> float:
+    """The smallest epsilon that RDP proves of `event` at `delta`, of which what is `approximate` in it takes its part.
+
+    Never more than its epsilons added to that of the rest, which is a proof too.
+    """
+    curve, aside = rdp_beside_delta(event, orders)
+    rest, pieces = parted(event)
+    if not pieces:
+        return epsilon_from_rdp(curve, delta, conversion, orders)
+    left = delta - aside
+    if left < 0 or (left == 0 and leaves(rest)):
+        return math.inf
+    added = known_epsilon(pieces)
+    if not leaves(rest):
+        return min(added, epsilon_from_rdp(curve, left, conversion, orders)) if left else added
+    alone = epsilon_from_rdp(rdp_of(rest, orders), left, conversion, orders)
+    return min(alone + added, epsilon_from_rdp(curve, left, conversion, orders))
+
+
+def pure_rdp(epsilon: float, orders: Vector) -> Vector:
+    """Of randomised response, to which every pure epsilon-DP mechanism is at most equal, at every order.
+
+    p^a (1-p)^(1-a) + (1-p)^a p^(1-a) with p = e^epsilon / (1 + e^epsilon); it is below epsilon, and below order times
+    epsilon^2 / 2 (Bun and Steinke 2016), which bound it where it rounds.
+    """
+    # Both terms over e^(epsilon (a-1)) are (e^epsilon + e^(-2 epsilon (a-1))) / (1 + e^epsilon): no large powers.
+    log_a = epsilon * (orders - 1) + np.log1p(
+        np.expm1(-2 * epsilon * (orders - 1)) / (1 + math.exp(min(epsilon, 700.0)))
+    )
+    exact = log_a / (orders - 1) * (1 + 1e-9) + 1e-15 / (orders - 1)
+    found: Vector = np.minimum(np.minimum(exact, epsilon), orders * epsilon**2 / 2)
+    return found
 
 
 def epsilon_from_rdp(rdp: Vector, delta: float, conversion: str, orders: tuple[float, ...] = ORDERS) -> float:
@@ -104,6 +156,8 @@ def _rdp_of_leaf(leaf: DpEvent, orders: tuple[float, ...]) -> Vector:
 def _computed_rdp_of_leaf(leaf: DpEvent, orders: tuple[float, ...]) -> Vector:
     if isinstance(leaf, dp.RepeatAndSelectDpEvent):
         return selected_rdp(np.array(orders), rdp_of(leaf.event, orders), leaf.mean, leaf.shape)
+    if isinstance(leaf, dp.EpsilonDeltaDpEvent):
+        return pure_rdp(leaf.epsilon, np.array(orders))
     rdp = np.empty(len(orders))
     by_us = np.zeros(len(orders), dtype=bool)
     if isinstance(leaf, dp.PoissonSampledDpEvent) and isinstance(leaf.event, dp.GaussianDpEvent):

@@ -36,10 +36,15 @@ def flavour(epsilon: float) -> str:
     return FLAVOUR if math.isfinite(epsilon) else NO_FLAVOUR
 
 
-def about_rho_and_mu(epsilon: float, rho: float | None) -> str:
+def about_rho_and_mu(epsilon: float, rho: float | None, events: Mapping[str, Any]) -> str:
     """Why there is, or is no, zCDP and GDP beside epsilon and delta."""
     if math.isinf(epsilon):
         return "None: nothing is promised."
+    if _has_pieces(events):
+        return (
+            "None is stated: of a part of what was released only epsilon and delta are known, so epsilon, delta and "
+            "the profile are the guarantee."
+        )
     if rho is None:
         return (
             "None is stated: they cannot express what random samples gain (of any plan with samples they say what it "
@@ -121,6 +126,11 @@ def _released(event: Mapping[str, Any], times: int) -> Iterator[tuple[str, int]]
         yield _one(event), times
 
 
+def _has_pieces(event: Mapping[str, Any]) -> bool:
+    inner = [*event.get("events", []), *([event["event"]] if "event" in event else [])]
+    return event["type"] == "approximate" or any(map(_has_pieces, inner))
+
+
 def _one(event: Mapping[str, Any]) -> str:
     kind = event["type"]
     if kind == "gaussian":
@@ -140,6 +150,11 @@ def _one(event: Mapping[str, Any]) -> str:
         shape = shapes.get(event["shape"], f"negative binomial of shape {event['shape']}")
         number = f"{event['mean']:.6g} on average, {shape}"
         return f"the best of a number of runs that nobody learns ({number}), where one run is: {one_run}"
+    if kind == "approximate":
+        known = f"epsilon {event['epsilon']:.6g}" + (
+            f" and delta {event['delta']:.6g}" if event["delta"] else ""
+        )
+        return f"a release of which only {known} is known, whatever it is"
     if kind == "non_private":
         return "a release without noise"
     inner = event.get("event")

@@ -17,7 +17,7 @@ from torch import nn
 from sordino.data.inputs import Inputs
 from sordino.ledger import Account
 from sordino.privacy import Ledger, certificate
-from sordino.privacy.certificate import epsilon_to_json, sordino_version
+from sordino.privacy.certificate import IMPLEMENTATION, POST_PROCESSING, epsilon_to_json, sordino_version
 from sordino.privacy.sealing import signing_key
 from sordino.report import drawn
 from sordino.report.html import Kept, run_page
@@ -66,17 +66,22 @@ class Run:
 
 
 def closed_run(
-    process: Process, plan: RunPlan, recording: Recording, history: list[Line], account: Account | None
+    process: Process,
+    plan: RunPlan,
+    recording: Recording,
+    history: list[Line],
+    account: Account | None,
+    counts: dict[str, Any] | None = None,
 ) -> Run:
-    """Write everything down, the report too, and delete the checkpoint."""
+    """Write everything down, the report too, and delete the checkpoint. ``counts`` are metrics that were paid for."""
     ledger = _settled(account, recording)
     guarantee, directory, described = process.promise.total, recording.directory, plan.describe()
     # The model first: the certificate has the hash of what was written.
     model = None if directory is None else directory.write_model(process.model)
     document = _certified(process, plan, recording, model, ledger)
     last = history[-1]  # evaluated, if there is anything to evaluate on
-    metrics = {name: value for name, value in last.items() if name.startswith(("test_", "holdout_"))}
-    metrics["covered"] = False
+    measured = {name: value for name, value in last.items() if name.startswith(("test_", "holdout_"))}
+    metrics = {**(measured if counts is None else counts), "covered": counts is not None}
     summary = {
         "status": "complete",
         **described,
@@ -130,7 +135,8 @@ def _certified(
         deployment=plan.deployment,
         assumptions=plan.assumptions,
         unprotected=_unprotected(plan, recording),
-        implementation={"method": plan.how, "access": _access(recording)},
+        **_besides(plan),
+        implementation={"method": plan.how, "access": _access(recording), **_counting_noise(plan)},
         seeded=plan.seeded,
         secure=plan.terms.secure,
         caveat=plan.caveat,
@@ -140,6 +146,29 @@ def _certified(
         signing_key=signing_key(asked.signing_key),
         created=datetime.now(UTC).isoformat(timespec="seconds"),
     )
+
+
+def _besides(plan: RunPlan) -> dict[str, Any]:
+    """What a certificate says of releases besides the training; nothing where there are none."""
+    said = [] if plan.before is None else [plan.before.words]
+    if plan.metric_epsilon is not None:
+        said.append(
+            f"Held-out rows were looked at once, as counts with noise for epsilon {plan.metric_epsilon:.6g}: metrics "
+            "are made of these."
+        )
+    if not said:
+        return {}
+    ledger_before = {} if plan.before is None or plan.before.run is None else {"paid_before": plan.before.run}
+    return {"post_processing": (*said, *POST_PROCESSING), **ledger_before}
+
+
+def _counting_noise(plan: RunPlan) -> dict[str, str]:
+    if plan.before is None and plan.metric_epsilon is None:
+        return {}
+    of_counts = (
+        "Counts besides the training have discrete Laplace noise of OpenDP's, whole numbers, from the system."
+    )
+    return {"noise": f"{IMPLEMENTATION['noise']} {of_counts}"}
 
 
 def _unprotected(plan: RunPlan, recording: Recording) -> list[str]:

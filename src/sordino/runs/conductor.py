@@ -18,10 +18,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sordino.ledger import Account
 from sordino.privacy.certificate import epsilon_to_json, sordino_version
 from sordino.runs.checkpoint import Saved
 from sordino.runs.closing import Run, closed_run
-from sordino.runs.counting import counted
+from sordino.runs.counting import counted, pay_after
 from sordino.runs.directory import INPUTS
 from sordino.runs.journal import ReleaseJournal
 from sordino.runs.plan import RunPlan
@@ -29,9 +30,11 @@ from sordino.runs.process import HistoryLogger, Line, Process
 from sordino.runs.progress import TrainingBar, shown
 from sordino.runs.recording import Recording
 from sordino.runs.resume import check_same_plan, marks, save_constants
+from sordino.runs.writing import replace_file
 from sordino.warn import warn
 
 _CHECKPOINTS = 20
+COUNTS = "counts.json"  # in the folder of the checkpoint
 
 
 def conduct(process: Process, plan: RunPlan, recording: Recording) -> Run:
@@ -50,7 +53,8 @@ def conduct(process: Process, plan: RunPlan, recording: Recording) -> Run:
                 score.save(number + 1)
         process.finish()
         score.warn()
-        return closed_run(process, plan, recording, score.history, account)
+        counts = None if plan.metric_epsilon is None else score.counts(account)
+        return closed_run(process, plan, recording, score.history, account, counts)
 
 
 class _Score:
@@ -207,6 +211,19 @@ class _Score:
         if done in self.evaluated:
             line |= {**self.process.measured(), "covered": False}
         return line
+
+    def counts(self, account: Account | None) -> dict[str, Any]:
+        """Noisy metrics: paid, then released, once. Their noise cannot be drawn again, so they are kept before anything
+        of them is seen; a run that is killed later finds them."""
+        pay_after(self.process, account, ours=not isinstance(self.recording.asked.ledger, Account))
+        kept = None if self.directory is None else self.directory.checkpoint_folder / COUNTS
+        if kept is not None and kept.exists():
+            found: dict[str, Any] = json.loads(kept.read_text())
+            return found
+        released = self.process.counts()
+        if kept is not None:
+            replace_file(kept, json.dumps(released).encode(), mode=0o600)
+        return released
 
     def warn(self) -> None:
         spent = " (what was spent is spent)" if self.plan.terms.multiplier else ""

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from sordino.gate import Door
 from sordino.ledger import Account, BeyondCap, LedgerError, LedgerFile, ledger_of
-from sordino.privacy import price
+from sordino.privacy import approximate, compose, price
 from sordino.privacy.renyi import rdp_of
 from sordino.privacy.wording import SEED_WARNING
 from sordino.runs.directory import ACCOUNT
@@ -20,6 +20,7 @@ from sordino.runs.options import UNNAMED
 from sordino.runs.plan import RunPlan
 from sordino.runs.process import Process
 from sordino.runs.recording import Recording
+from sordino.runs.spending import AFTER, Spending
 from sordino.runs.writing import replace_file
 from sordino.terms import Terms
 
@@ -30,6 +31,7 @@ _PAYMENTS = 20  # of a run, as many as checkpoints: each pays for a twentieth of
 def counted(process: Process, plan: RunPlan, recording: Recording) -> Iterator[Account | None]:
     """The run's account, open in here; None if nobody counts."""
     ledger = ledger_of(recording.asked.ledger)
+    check_before(ledger, plan)
     if ledger is None:
         _refuse_uncounted(recording)
         yield None
@@ -54,6 +56,38 @@ def counted(process: Process, plan: RunPlan, recording: Recording) -> Iterator[A
                 if recording.directory is None or not account.spent.charges:
                     account.close()
         raise
+
+
+def pay_after(process: Process, account: Account | None, ours: bool) -> None:
+    """Pay for what is released when the training is done, before it is looked at. Paid once, however often asked."""
+    promise, door = process.promise, process.door
+    assert isinstance(promise, Spending)
+    assert promise.after is not None
+    assert door is not None
+    if account is not None:
+        (account if ours else account.part(door.charged_as)).spend(AFTER, promise.after)
+    door.ledger.charge(f"{door.charged_as}/{AFTER}", promise.after)
+
+
+def check_before(ledger: LedgerFile | Account | None, plan: RunPlan) -> None:
+    """What was released before the run has to be in the ledger that counts the run, under the same name."""
+    before = plan.before
+    if before is None:
+        return
+    if ledger is None:
+        if before.run is not None:
+            raise ValueError(
+                "what was released before this run was paid in a ledger: give that (--ledger, or SORDINO_LEDGER)"
+            )
+        return
+    if before.run is None:
+        raise ValueError(
+            "what was released before this run is not in the ledger: pay for it there (LedgerFile.pay), and say under "
+            "which run"
+        )
+    book = ledger if isinstance(ledger, LedgerFile) else LedgerFile(ledger.file.path)
+    data = plan.data if isinstance(ledger, LedgerFile) else ledger.data
+    book.check_paid(before.run, data, plan.unit, before.event)
 
 
 def check_named(data: str) -> None:
@@ -128,13 +162,18 @@ def _what_fits(refused: BeyondCap, plan: RunPlan, accountant: str) -> str:
     if not terms.multiplier or plan.delta is None or cap.unit != plan.unit:
         return ""
 
+    own = (
+        [] if plan.metric_epsilon is None else [approximate(plan.metric_epsilon)]
+    )  # which no noise makes less
+    besides = [*([] if plan.before is None else [plan.before.event]), *own]
+
     def with_noise(factor: float) -> Terms:
         return replace(terms, multiplier=terms.multiplier * factor)
 
     def fits(factor: float) -> bool:
         noised = with_noise(factor)
         assert noised.steps is not None
-        return float(rdp_of(noised.cost(noised.steps), (cap.order,))[0]) <= refused.room
+        return float(rdp_of(compose([noised.cost(noised.steps), *own]), (cap.order,))[0]) <= refused.room
 
     few, many = 1.0, 2.0
     while not fits(many):
@@ -146,7 +185,8 @@ def _what_fits(refused: BeyondCap, plan: RunPlan, accountant: str) -> str:
         few, many = (few, middle) if fits(middle) else (middle, many)
     enough = with_noise(many)
     assert enough.steps is not None
-    epsilon = math.floor(100 * price(enough.cost(enough.steps), plan.delta, accountant).epsilon) / 100
+    fitting = compose([*besides, enough.cost(enough.steps)])
+    epsilon = math.floor(100 * price(fitting, plan.delta, accountant).epsilon) / 100
     return f"; with epsilon {epsilon:g} it would fit" if epsilon > 0 else ""
 
 

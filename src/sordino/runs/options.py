@@ -16,8 +16,9 @@ from torch import nn
 from sordino.data.inputs import Inputs
 from sordino.ledger import ledger_of
 from sordino.privacy import Budget
-from sordino.privacy.budget import budget_of
+from sordino.privacy.budget import budget_of, check_epsilon
 from sordino.privacy.sealing import signing_key
+from sordino.runs.before import Before
 
 UNNAMED = "data"  # what a data set is called that its owner has given no name
 
@@ -49,6 +50,8 @@ class RunOptions(TypedDict, total=False):
     signing_key: str | Path | None
     details: Mapping[str, Any] | None
     inputs: Inputs | None
+    before: Before | None
+    metric_epsilon: float | None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -82,6 +85,9 @@ class Options:
     signing_key: str | Path | None = None  # a PEM file; else the one that the environment names, if any
     details: Mapping[str, Any] | None = None
     inputs: Inputs | None = None  # how raw rows became the data: kept with the model, as inputs.json
+    # What is released besides the training, on the same budget.
+    before: Before | None = None
+    metric_epsilon: float | None = None  # for noisy counts of the held-out rows, looked at once
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "budget", budget_of(self.budget))
@@ -94,8 +100,19 @@ class Options:
         if self.rationale is not None and not (isinstance(self.rationale, str) and self.rationale.strip()):
             raise ValueError("rationale is a text, why this epsilon, delta and unit were chosen: write one")
         _check_details(self.details)
+        if self.before is not None and not isinstance(self.before, Before):
+            raise ValueError("before is what was released before the run: a Before with its event")
+        if self.metric_epsilon is not None:
+            object.__setattr__(self, "metric_epsilon", check_epsilon(self.metric_epsilon))
+            if self.test is None:
+                raise ValueError("metric_epsilon pays for noisy counts of held-out rows: give those, as test")
         signing_key(self.signing_key)  # or refuse: better now than when the run is done
         ledger_of(self.ledger)  # or refuse
+
+    def refuse_besides(self, what: str) -> None:
+        """Only `train` has a price for what is released besides the training."""
+        if self.before is not None or self.metric_epsilon is not None:
+            raise ValueError(f"{what} has no price for bounds or metrics that are paid for: leave them out")
 
     @property
     def wants_privacy(self) -> bool:

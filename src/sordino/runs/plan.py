@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from sordino.data.inputs import Inputs
+from sordino.runs.before import Before
 from sordino.terms import Terms
 
 # What run.json says besides the plan, so that nothing of the caller's own can pass for it.
@@ -25,6 +26,8 @@ SAID_BY_THE_RUN = frozenset(
         "metrics",
         "ledger",
         "caveat",
+        "before",
+        "metric_epsilon",
         "checkpoint_kept",
         "sordino_version",
         "seconds",
@@ -58,6 +61,8 @@ class RunPlan(ABC):
     unprotected: tuple[str, ...] = ()  # what is shown or written that the guarantee does not cover
     details: Mapping[str, Any] = field(default_factory=dict)  # of the caller's own
     inputs: Inputs | None = None  # how raw rows became the data
+    before: Before | None = None  # what was released before the run, on its budget
+    metric_epsilon: float | None = None  # for noisy counts of the held-out rows, when the training is done
 
     def __post_init__(self) -> None:
         taken = sorted((self._own().keys() | SAID_BY_THE_RUN) & self.details.keys())
@@ -81,6 +86,8 @@ class RunPlan(ABC):
             "seeded": self.seeded,
             "secure": self.terms.secure,
             **({} if self.caveat is None else {"caveat": self.caveat}),
+            **({} if self.before is None else {"before": self.before.to_json()}),
+            **({} if self.metric_epsilon is None else {"metric_epsilon": self.metric_epsilon}),
         }
 
     @property

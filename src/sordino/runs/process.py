@@ -106,6 +106,10 @@ class Process(ABC):
         """Make the model what is handed out."""
         return None
 
+    def counts(self) -> dict[str, Any]:
+        """Metrics as noisy counts, released now; what they cost was paid. Only of a plan with a ``metric_epsilon``."""
+        raise NotImplementedError
+
     def complaints(self, history: Sequence[Line]) -> list[str]:
         """What went wrong, in sentences that say what to do."""
         return []

@@ -26,7 +26,7 @@ def streams_of(seed: int | None, saved: Saved | None) -> Streams:
 
 # What follows from another thing that changed, and would only distract from it.
 _FOLLOWS = {
-    "noise_multiplier": {"epsilon", "delta", "accountant", "epochs", "rounds"},
+    "noise_multiplier": {"epsilon", "delta", "accountant", "epochs", "rounds", "before", "metric_epsilon"},
     "steps": {"epochs", "rounds"},
     "batches": {"epochs"},
 }

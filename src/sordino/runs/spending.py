@@ -6,12 +6,16 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
-from sordino.privacy import EpsilonCurve, Guarantee, Ledger, epsilon_after, gaussian, price
+from sordino.privacy import EpsilonCurve, Guarantee, Ledger, compose, epsilon_after, gaussian, price, repeat
+from sordino.privacy.events import leaves
 from sordino.privacy.loss_distribution import squared_mu
 from sordino.terms import Terms
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
+
+
+AFTER = "counts of held-out rows"  # the key of what is paid when the training is done
 
 
 class Promise(Protocol):
@@ -26,17 +30,30 @@ class Promise(Protocol):
 
 
 class Spending:
-    """Epsilon as a function of gate calls: the accountant is chosen once, for the whole plan."""
+    """Epsilon as a function of gate calls: the accountant is chosen once, for the whole plan.
 
-    def __init__(self, terms: Terms, delta: float | None, accountant: str) -> None:
+    ``before`` was released before the first of them, and is paid elsewhere; ``after`` is released when all are done,
+    and is the run's own to pay, as ``AFTER``.
+    """
+
+    def __init__(
+        self,
+        terms: Terms,
+        delta: float | None,
+        accountant: str,
+        before: DpEvent | None = None,
+        after: DpEvent | None = None,
+    ) -> None:
         assert terms.steps is not None
-        self._terms = terms
+        self._terms, self.before, self.after = terms, before, after
         self._curve: EpsilonCurve | None = None
         first = terms.charge(0)[1]
         if terms.multiplier == 0 or delta is None:
             self.total = price(first, delta if delta is not None else 1e-5, "rdp")
             if delta is None:
                 self.total = replace(self.total, delta=0.0)
+        elif before is not None or after is not None:
+            self.total = self._priced_with_all(first, delta, accountant)
         elif squared_mu(terms.cost(terms.steps)) is not None:
             self.total = price(terms.cost(terms.steps), delta, accountant)
         else:
@@ -45,10 +62,30 @@ class Spending:
             )
             self.total = self._curve.total
 
+    def _priced_with_all(self, first: DpEvent, delta: float, accountant: str) -> Guarantee:
+        """The whole plan; and unless there is a closed form, the curve up to where the training ends."""
+        terms = self._terms
+        assert terms.steps is not None
+        total = price(compose([*self._in_front, self.planned]), delta, accountant)
+        if squared_mu(terms.cost(terms.steps)) is None:
+            steps = self._charges(terms.steps)
+            self._curve = epsilon_after(
+                first, delta, planned_steps=steps, accountant=total.accountant, before=self.before
+            )
+        return total
+
+    @property
+    def _in_front(self) -> list[DpEvent]:
+        return [] if self.before is None else [self.before]
+
     @property
     def planned(self) -> DpEvent:
+        """What the run itself releases."""
         assert self._terms.steps is not None
-        return self._terms.cost(self._terms.steps)
+        training = self._terms.cost(self._terms.steps)
+        if self.after is None:
+            return training
+        return compose([*(repeat(leaf, count) for leaf, count in leaves(training)), self.after])
 
     def _charges(self, calls: int) -> int:
         return self._terms.sampling.charges(calls, self._terms.units)
@@ -60,16 +97,17 @@ class Spending:
             return self._curve(self._charges(calls))
         # Plain Gaussians have a closed form, whatever their noise.
         total = self.total
-        return price(self._terms.cost(calls), total.delta, total.accountant, total.conversion).epsilon
+        released = compose([*self._in_front, self._terms.cost(calls)])
+        return price(released, total.delta, total.accountant, total.conversion).epsilon
 
     def paid(self, ledger: Ledger) -> DpEvent:
-        """The events of the whole run, which have to be what the ledger was charged."""
+        """The events of the whole run, which have to be what the ledger was charged, after what came before it."""
         event = self.planned
         if ledger.event != event:
             raise RuntimeError(
                 "the ledger does not hold what was planned: this is a bug in Sordino, please report it"
             )
-        return event
+        return compose([*self._in_front, event])
 
 
 class NothingPromised:

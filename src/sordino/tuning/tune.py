@@ -90,6 +90,7 @@ def tune(
     (True, 2)
     """
     (asked,) = taken(options, tune, Options)
+    asked.refuse_besides("tuning")
     _check(asked, stopping, groups, score_groups)
     assert asked.budget is not None
     task, examples = as_task(loss), as_examples(data)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sordino.ledger import LedgerError, LedgerFile
 from sordino.ledger.account import beyond
 from sordino.ledger.statement import RunRecord
-from sordino.privacy.events import event_from_json, leaves
+from sordino.privacy.events import compose, event_from_json, leaves
 from sordino.privacy.wording import SEED_WARNING
 
 if TYPE_CHECKING:
@@ -50,27 +51,45 @@ def wrong_ledger(document: Mapping[str, Any], ledger: LedgerFile) -> str | None:
             )
         if not ledger.had_paid(stated["run"], stated["length"]):
             return f"when {ledger.path} had {stated['length']} entries, it had counted nothing of run {stated['run']}"
-        known = [each for each in ledger.runs() if each.run == stated["run"]]
+        everything = ledger.runs()
+        known = [each for each in everything if each.run == stated["run"]]
     except LedgerError as error:
         return str(error)
     if not known:
         return f"{ledger.path} knows of no run {stated['run']}"
-    return _wrong_record(document, known[0], str(ledger.path))
+    if "before" not in stated:
+        return _wrong_record(document, known[0], str(ledger.path))
+    earlier = [each for each in everything if each.run == stated["before"] and each.kind == "bounds"]
+    if not earlier or not ledger.had_paid(stated["before"], stated["length"]):
+        return (
+            f"{ledger.path} had not counted {stated['before']}, which was released before run {stated['run']}"
+        )
+    paid = compose([earlier[0].event, known[0].event])
+    wrong = _wrong_whose(document, earlier[0], str(ledger.path))
+    return wrong or _wrong_record(document, replace(known[0], event=paid), str(ledger.path))
 
 
 def _wrong_record(document: Mapping[str, Any], record: RunRecord, ledger: str) -> str | None:
-    promised, event = document["guarantee"], event_from_json(document["events"])
-    said = {"data": record.data, "unit": record.unit, "relation": record.relation}
-    meant = {"data": document["ledger"]["data"], "unit": promised["unit"], "relation": promised["relation"]}
-    for name, value in meant.items():
-        if said[name] != value:
-            return f"{ledger} has run {record.run} with {name} {said[name]!r}, and the certificate with {value!r}"
+    event = event_from_json(document["events"])
+    wrong = _wrong_whose(document, record, ledger)
+    if wrong is not None:
+        return wrong
     if not _same_events(record.event, event):
         return f"{ledger} has counted other events for run {record.run} than the certificate states"
     caveats = (SEED_WARNING, document["randomness"]["seeded"]), (document["claim"]["caveat"] or "", True)
     for caveat, said_here in caveats:
         if caveat and (caveat in record.caveat) != said_here:
             return f"{ledger} and the certificate do not agree on what is to be said of run {record.run}: {caveat}"
+    return None
+
+
+def _wrong_whose(document: Mapping[str, Any], record: RunRecord, ledger: str) -> str | None:
+    promised = document["guarantee"]
+    said = {"data": record.data, "unit": record.unit, "relation": record.relation}
+    meant = {"data": document["ledger"]["data"], "unit": promised["unit"], "relation": promised["relation"]}
+    for name, value in meant.items():
+        if said[name] != value:
+            return f"{ledger} has run {record.run} with {name} {said[name]!r}, and the certificate with {value!r}"
     return None
 
 

@@ -149,7 +149,7 @@ def _wrong_words(document: Mapping[str, Any]) -> Iterator[str]:
         "guarantee.neighbours": (stated["neighbours"], neighbours(relation, unit) + "."),
         "guarantee.about_mu_and_rho": (
             stated["about_mu_and_rho"],
-            about_rho_and_mu(epsilon, stated["zcdp_rho"]),
+            about_rho_and_mu(epsilon, stated["zcdp_rho"], document["events"]),
         ),
         "events_in_words": (document["events_in_words"], events_in_words(document["events"])),
         "assumptions": (document["assumptions"][0], n_is_public(relation, unit)),

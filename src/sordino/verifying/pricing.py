@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any
 from sordino.named import ACCOUNTANTS
 from sordino.privacy import dp
 from sordino.privacy.accountants import AUTO_LARGEST_EPSILON, AUTO_MOST_MECHANISMS, price
-from sordino.privacy.events import event_from_json, leaves
+from sordino.privacy.events import event_from_json, known_delta, known_epsilon, leaves, parted
 from sordino.privacy.loss_distribution import SMALLEST_DELTA, as_selection, is_poisson_gaussian
-from sordino.privacy.renyi import SUBSTITUTION, epsilon_from_rdp, rdp_of, relation_of
+from sordino.privacy.renyi import SUBSTITUTION, rdp_epsilon, relation_of
 from sordino.privacy.sealing import canonical
 from sordino.privacy.selection import gamma_of
 
@@ -74,10 +74,17 @@ def _prices(text: str, delta: float) -> tuple[Priced, ...]:
         *found,
         _asked(f"{_THEIRS} rdp", AT_MOST, lambda: _their_rdp(event, delta)),
         _asked(f"{_THEIRS} pld", AT_MOST, lambda: _their_pld(event, delta)),
+        *(_of_pieces(event, delta) if parted(event)[1] else ()),
         _asked(f"{_THEIRS} pld of one run", AT_MOST, lambda: _their_selection(event, delta)),
         _asked(f"{_THEIRS} pld, optimistic", AT_LEAST, lambda: _optimistic(event, delta)),
         _asked("closed form of Gaussians", EXACTLY, lambda: _closed_form(events, delta)),
     )
+
+
+def _of_pieces(event: DpEvent, delta: float) -> Iterator[Priced]:
+    """Two ways to price what is known by its epsilon and delta alone, of which our accountants know nothing."""
+    yield _asked(f"{_THEIRS} pld, worst pairs", AT_MOST, lambda: _their_worst_pairs(event, delta))
+    yield _asked(f"{_THEIRS} pld, and addition", AT_MOST, lambda: _added(event, delta))
 
 
 def _asked(name: str, says: str, ask: Callable[[], float]) -> Priced:
@@ -106,6 +113,8 @@ def _relation(event: DpEvent) -> Any:
 
 
 def _their_rdp(event: DpEvent, delta: float) -> float:
+    if parted(event)[1]:
+        raise _Cannot("it has no price for such events")
     accountant = dp.rdp.RdpAccountant(neighboring_relation=_relation(event))
     try:
         return float(accountant.compose(event).get_epsilon(delta))
@@ -115,11 +124,49 @@ def _their_rdp(event: DpEvent, delta: float) -> float:
 
 def _their_pld(event: DpEvent, delta: float) -> float:
     _check_pld(event, delta)
+    if parted(event)[1]:
+        raise _Cannot("it has no price for such events by itself")
     accountant = dp.pld.PLDAccountant(_relation(event))
     try:
         return float(accountant.compose(event).get_epsilon(delta))
     except dp.UnsupportedEventError:
         raise _Cannot("it has no price for such events") from None
+
+
+def _their_worst_pairs(event: DpEvent, delta: float) -> float:
+    """What is known by its epsilon and delta alone as dp-accounting's own worst pair for them, with the rest."""
+    distributions, total = dp.pld.privacy_loss_distribution, None
+    for leaf, count in _check_pld(event, delta):
+        if isinstance(leaf, dp.EpsilonDeltaDpEvent):
+            known = dp.pld.common.DifferentialPrivacyParameters(leaf.epsilon, leaf.delta)
+            one = distributions.from_privacy_parameters(known)
+        elif is_poisson_gaussian(leaf) or isinstance(leaf, dp.GaussianDpEvent):
+            one = _gaussian_distribution(leaf)
+        else:
+            raise _Cannot("it knows Gaussian releases besides, plain or on Poisson samples")
+        part = one.self_compose(count)
+        total = part if total is None else total.compose(part)
+    assert total is not None
+    return float(total.get_epsilon_for_delta(delta))
+
+
+def _added(event: DpEvent, delta: float) -> float:
+    """Known epsilons and deltas added to what the rest costs at the delta that they leave."""
+    rest, pieces = parted(event)
+    left = delta - known_delta(pieces)
+    if left < 0 or (left == 0 and leaves(rest)):
+        return math.inf
+    return known_epsilon(pieces) + (_their_pld(rest, left) if leaves(rest) else 0.0)
+
+
+def _gaussian_distribution(leaf: DpEvent, **more: Any) -> Any:
+    sampled = is_poisson_gaussian(leaf)
+    return dp.pld.privacy_loss_distribution.from_gaussian_mechanism(
+        standard_deviation=leaf.event.noise_multiplier if sampled else leaf.noise_multiplier,
+        sampling_prob=leaf.sampling_probability if sampled else 1.0,
+        neighboring_relation=dp.NeighboringRelation.REPLACE_SPECIAL,
+        **more,
+    )
 
 
 def _their_selection(event: DpEvent, delta: float) -> float:
@@ -148,19 +195,14 @@ def _their_selection(event: DpEvent, delta: float) -> float:
 
 def _optimistic(event: DpEvent, delta: float) -> float:
     """A bound from below: the same distribution, with every loss rounded down."""
-    parts = _check_pld(event, delta)
+    # Without what is known by its epsilon and delta alone: with it, it is no less.
+    parts = _check_pld(parted(event)[0], delta)
     if not all(is_poisson_gaussian(leaf) or isinstance(leaf, dp.GaussianDpEvent) for leaf, _ in parts):
         raise _Cannot("it knows Gaussian releases alone, plain or on Poisson samples")
     total = None
     for leaf, count in parts:
-        sampled = is_poisson_gaussian(leaf)
-        one = dp.pld.privacy_loss_distribution.from_gaussian_mechanism(
-            standard_deviation=leaf.event.noise_multiplier if sampled else leaf.noise_multiplier,
-            sampling_prob=leaf.sampling_probability if sampled else 1.0,
-            pessimistic_estimate=False,
-            use_connect_dots=False,
-            neighboring_relation=dp.NeighboringRelation.REPLACE_SPECIAL,
-        ).self_compose(count)
+        one = _gaussian_distribution(leaf, pessimistic_estimate=False, use_connect_dots=False)
+        one = one.self_compose(count)
         total = one if total is None else total.compose(one)
     assert total is not None
     return float(total.get_epsilon_for_delta(delta))
@@ -179,7 +221,7 @@ def _check_pld(event: DpEvent, delta: float) -> list[tuple[DpEvent, int]]:
         raise _Cannot(f"left out: {len(parts)} different mechanisms would take it long")
     if not min(_noise(leaf) for leaf, _ in parts) >= _LEAST_NOISE:
         raise _Cannot("left out: noise this small would take it long")
-    if not epsilon_from_rdp(rdp_of(event), delta, "improved") <= AUTO_LARGEST_EPSILON:
+    if not rdp_epsilon(event, delta) <= AUTO_LARGEST_EPSILON:
         raise _Cannot(f"left out: above epsilon {AUTO_LARGEST_EPSILON:g} it would take long")
     return parts
 

@@ -1,0 +1,136 @@
+"""`sordino train --private-bounds --metric-epsilon`: from a schema with gaps to a certificate that holds."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import sordino as sd
+from conftest import sordino
+from sordino.ledger import LedgerFile
+
+GAPS = """
+[target]
+name = "income"
+labels = "FILL IN"
+[[column]]
+name = "age"
+kind = "number"
+low = "FILL IN"
+high = "FILL IN"
+[[column]]
+name = "job"
+kind = "category"
+values = "FILL IN"
+"""
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    rng = np.random.default_rng(0)
+    with (tmp_path / "people.csv").open("w", newline="") as file:
+        written = csv.writer(file)
+        written.writerow(["age", "job", "income"])
+        for age in rng.integers(18, 90, 1500):
+            written.writerow([age, ("baker", "smith")[age % 2], "high" if age > 50 else "low"])
+    (tmp_path / "people.schema.toml").write_text(GAPS)
+    return tmp_path / "people.csv"
+
+
+def invoked(monkeypatch: pytest.MonkeyPatch, *given: Any) -> int:
+    fixed = [
+        "--delta",
+        "1e-4",
+        "--epochs",
+        "1",
+        "--accountant",
+        "rdp",
+        "--method",
+        "dp-sgd",
+        "--holdout",
+        "0.2",
+    ]
+    return sordino(monkeypatch, "train", *map(str, given), *fixed)
+
+
+def test_gaps_are_filled_under_the_budget_and_counted(
+    table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    book, out = tmp_path / "ledger.db", tmp_path / "run"
+    counted = ("--ledger", book, "--data-name", "people")
+    paid = ("--epsilon", 4, "--private-bounds", 1, "--metric-epsilon", 1)
+    assert invoked(monkeypatch, table, *paid, "--out", out, *counted) == 0
+    said = json.loads((out / "run.json").read_text())
+    assert said["epsilon"] <= 4
+    assert said["before"]["event"] == {"type": "approximate", "epsilon": 1.0, "delta": 1e-6}
+    assert said["metrics"]["covered"] is True
+    schema = json.loads((out / "inputs.json").read_text())["schema"]
+    assert schema["target"] == {"name": "income", "labels": ["high", "low"], "obtained": "private"}
+    assert schema["column"][0]["obtained"] == "private"
+    assert schema["column"][1]["values"] == ["baker", "smith"]
+    assert sd.verify(out, ledger=book).stands
+    assert [each.kind for each in LedgerFile(book).runs()] == ["bounds", "run"]
+
+
+def test_a_cap_refuses_before_a_row_is_looked_at(
+    table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from sordino.data import private_bounds
+
+    def looked(*_: Any) -> None:
+        raise AssertionError("a row was looked at")
+
+    monkeypatch.setattr(private_bounds._Counted, "add", looked)
+    book = LedgerFile(tmp_path / "ledger.db")
+    book.cap("people", epsilon=0.5, delta=1e-4, aside=1e-6)
+    counted = ("--ledger", book.path, "--data-name", "people", "--out", tmp_path / "run")
+    assert invoked(monkeypatch, table, "--epsilon", 4, "--private-bounds", 1, *counted) == 2
+    assert "has no room for this" in capsys.readouterr().err
+    assert book.runs() == []
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (("--epsilon", 1, "--private-bounds", 1), "part of --epsilon"),
+        (("--epsilon", 3, "--private-bounds", 1, "--ledger", "ledger.db"), "with --data-name"),
+        (("--epsilon", 3), "fill in"),
+    ],
+)
+def test_what_cannot_be_is_said_in_one_line(
+    table: Path,
+    given: Any,
+    says: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert invoked(monkeypatch, table, *given, "--out", tmp_path / "run") == 2
+    said = capsys.readouterr().err
+    assert says in said
+    assert "Traceback" not in said
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_resumed_run_has_the_bounds_that_it_began_with(
+    table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from sordino.data import private_bounds
+    from sordino.descent import Descent
+
+    given = (table, "--epsilon", 4, "--private-bounds", 1, "--out", tmp_path / "run")
+    with monkeypatch.context() as stopped:
+        stopped.setattr(Descent, "step", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt()))
+        assert invoked(stopped, *given) == 2
+    began = json.loads((tmp_path / "run" / "run.json").read_text())["before"]
+    monkeypatch.setattr(private_bounds, "private_bounds", None)  # it is not asked again
+    assert invoked(monkeypatch, *given, "--resume") == 0
+    said = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert said["status"] == "complete"
+    assert said["before"] == began

@@ -1,0 +1,198 @@
+"""What is released besides the training: part of the noise, of every epsilon, of ledger and certificate."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import sordino as sd
+from conftest import cross_entropy
+from sordino.ledger import LedgerError, LedgerFile
+from sordino.privacy import approximate, compose, event_from_json, gaussian, price
+from sordino.privacy.events import parted
+from sordino.runs.before import Before
+from sordino.runs.conductor import COUNTS
+
+Rows = tuple[Tensor, Tensor]
+BOUNDS = approximate(0.5, 1e-6)
+
+
+@pytest.fixture
+def rows() -> Rows:
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn(200, 4, generator=generator)
+    return inputs, (inputs[:, 0] > 0).long()
+
+
+def trained(rows: Rows, **more: Any) -> sd.Run:
+    given: dict[str, Any] = {
+        "budget": (3.0, 1e-3),
+        "epochs": 1,
+        "batch_size": 50,
+        "progress": False,
+        "accountant": "rdp",
+    }
+    given |= {"method": "dp-sgd"}
+    return sd.train(nn.Linear(4, 2), cross_entropy, rows, **given | more)
+
+
+def test_the_budget_includes_what_came_before_and_every_epsilon_counts_it(rows: Rows) -> None:
+    before = Before(BOUNDS, "Bounds of two columns.")
+    run, plain = trained(rows, before=before), trained(rows)
+    assert 2.99 < run.epsilon <= 3.0
+    assert run.summary["noise_multiplier"] > plain.summary["noise_multiplier"]
+    assert run.history[0]["epsilon"] > 0.5
+    assert run.history[-1]["epsilon"] == run.epsilon
+    assert run.summary["before"] == before.to_json()
+    assert run.certificate["events"]["events"][0] == {"type": "approximate", "epsilon": 0.5, "delta": 1e-6}
+    assert run.certificate["post_processing"][0] == "Bounds of two columns."
+    assert sd.verify(run.certificate).stands
+    assert "before" not in plain.summary
+    assert "OpenDP" not in plain.certificate["implementation"]["noise"]
+
+
+def test_a_charge_that_is_left_out_of_a_certificate_is_found(rows: Rows) -> None:
+    from sordino.privacy.sealing import sealed
+    from sordino.verifying import Refuted
+
+    document = trained(rows, before=Before(BOUNDS, "Bounds.")).certificate
+    cheaper = {**document, "events": {**document["events"], "events": document["events"]["events"][1:]}}
+    cheaper = {name: value for name, value in cheaper.items() if name not in ("digest", "signature")}
+    with pytest.raises(Refuted, match="its events cost"):
+        sd.verify(sealed(cheaper, None))
+
+
+@pytest.mark.parametrize("accountant", ["auto", "rdp", "pld"])
+def test_a_noise_multiplier_is_priced_with_all_of_it(rows: Rows, accountant: str) -> None:
+    besides: dict[str, Any] = {"before": Before(BOUNDS, "Bounds."), "metric_epsilon": 0.25, "test": rows}
+    run = trained(rows, budget=None, noise_multiplier=2.0, delta=1e-3, accountant=accountant, **besides)
+    event = event_from_json(run.certificate["events"])
+    rest, pieces = parted(event)
+    assert [(piece.epsilon, count) for piece, count in pieces] == [(0.5, 1), (0.25, 1)]
+    assert run.epsilon == price(event, 1e-3, run.summary["accountant"]).epsilon
+    assert run.epsilon > price(rest, 1e-3, accountant).epsilon + 0.3
+
+
+def test_what_leaves_nothing_to_train_with_is_refused(rows: Rows) -> None:
+    with pytest.raises(ValueError, match=r"takes epsilon 3\.\d+ of 3 .* leaves nothing"):
+        trained(rows, before=Before(approximate(3.5), "Bounds."))
+    with pytest.raises(ValueError, match="leaves nothing"):
+        trained(rows, before=Before(approximate(0.1, 1e-3), "Bounds."))
+    with pytest.raises(ValueError, match="need a private run"):
+        trained(rows, method="sgd", budget=None, before=Before(BOUNDS, "Bounds."))
+    with pytest.raises(ValueError, match="need a private run"):
+        trained(rows, budget=None, noise_multiplier=0.0, metric_epsilon=1.0, test=rows)
+    with pytest.raises(ValueError, match="give those, as test"):
+        trained(rows, metric_epsilon=1.0)
+    with pytest.raises(ValueError, match="has no price"):
+        sd.federate(
+            nn.Linear(4, 2), cross_entropy, rows, rounds=1, clients=4, before=Before(BOUNDS, "Bounds.")
+        )
+
+
+# In a ledger ------------------------------------------------------------------------------------------------
+
+
+def test_run_and_bounds_together_are_what_the_certificate_states(rows: Rows, tmp_path: Path) -> None:
+    book = LedgerFile(tmp_path / "ledger.db")
+    book.cap("people", epsilon=5, delta=1e-3, aside=1e-5)
+    paid = book.pay("people", BOUNDS, what="bounds", delta=1e-3)
+    before = Before(BOUNDS, "Bounds.", paid)
+    asked: dict[str, Any] = {"ledger": book, "data_name": "people", "before": before}
+    run = trained(rows, metric_epsilon=0.5, test=rows, out=tmp_path / "run", **asked)
+    stated = run.certificate["ledger"]
+    assert stated["before"] == paid
+    assert sd.verify(tmp_path / "run", ledger=book.path).stands
+    kinds = [(each.kind, each.state) for each in book.runs()]
+    assert kinds == [("bounds", "closed"), ("run", "closed")]
+    assert all(each.charges for each in book.runs())
+    together = compose([each.event for each in book.runs()])
+    assert price(together, 1e-3, "rdp").epsilon == pytest.approx(run.epsilon)
+    book.verify()
+    assert book.show("people")[0].pieces == 0  # of other tools
+
+
+def test_bounds_that_were_not_paid_as_stated_are_refused_before_anything_is_released(
+    rows: Rows, tmp_path: Path
+) -> None:
+    book = LedgerFile(tmp_path / "ledger.db")
+    paid = book.pay("people", BOUNDS, what="bounds", delta=1e-3)
+    for before, name in (
+        (Before(approximate(0.25, 1e-6), "Less.", paid), "people"),
+        (Before(BOUNDS, "Elsewhere.", paid), "others"),
+        (Before(BOUNDS, "Never.", "0123456789abcdef"), "people"),
+        (Before(BOUNDS, "Nowhere."), "people"),
+    ):
+        with pytest.raises(ValueError, match="before this run"):
+            trained(rows, before=before, ledger=book, data_name=name)
+    with pytest.raises(ValueError, match="paid in a ledger"):
+        trained(rows, before=Before(BOUNDS, "Bounds.", paid), ledger=False)
+    assert [each.kind for each in book.runs()] == ["bounds"]
+
+
+def test_a_cap_refuses_bounds_in_time_and_keeps_their_delta_aside(tmp_path: Path) -> None:
+    book = LedgerFile(tmp_path / "ledger.db")
+    book.cap("people", epsilon=3, delta=1e-5)
+    with pytest.raises(LedgerError, match="keeps delta 0 aside"):
+        book.pay("people", approximate(0.1, 1e-7), what="bounds")
+    with pytest.raises(LedgerError, match="no room"):
+        book.pay("people", approximate(4.0), what="bounds")
+    book.pay("people", approximate(0.5), what="bounds")
+    assert [each.kind for each in book.runs()] == ["bounds"]
+    before = book.show("people")[0].epsilon
+    account = book.reserve("people", compose([gaussian(30.0), approximate(0.2)]), delta=1e-5)
+    after = book.show("people")[0].epsilon
+    assert before is not None
+    assert after is not None
+    assert after > before + 0.1
+    account.spend("one", gaussian(30.0))
+    account.close()  # without what was never paid
+    closed = book.show("people")[0].epsilon
+    assert closed is not None
+    assert before < closed < after
+
+
+def test_a_ledger_whose_pieces_were_changed_is_not_what_was_written() -> None:
+    from sordino.ledger.pricing import pieces_of, pieces_to_json
+
+    event = compose([gaussian(3.0), approximate(0.5, 1e-7), approximate(0.5, 1e-7)])
+    assert [(each.epsilon, each.delta) for each in pieces_of(event)] == [(0.5, 1e-7)] * 2
+    assert pieces_to_json(event) == {"pieces": [[0.5, 1e-7], [0.5, 1e-7]]}
+    assert pieces_to_json(gaussian(3.0)) == {}
+
+
+# Interrupted ------------------------------------------------------------------------------------------------
+
+
+class _Stop(Exception):
+    pass
+
+
+def test_a_run_that_is_resumed_has_the_same_besides_and_counts_held_out_rows_once(
+    rows: Rows, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from sordino.runs import conductor
+
+    asked: dict[str, Any] = {"before": Before(BOUNDS, "Bounds."), "metric_epsilon": 0.5, "test": rows}
+    asked |= {"out": tmp_path / "run", "seed": 1}
+
+    def stop(*_: Any) -> Any:
+        raise _Stop
+
+    with monkeypatch.context() as patched:
+        patched.setattr(conductor, "closed_run", stop)  # when the counts were released
+        with pytest.raises(_Stop):
+            trained(rows, **asked)
+    kept = json.loads((tmp_path / "run" / "checkpoint" / COUNTS).read_text())
+    with pytest.raises(ValueError, match="interrupted: before changed"):
+        trained(rows, **asked | {"before": Before(approximate(0.5, 2e-6), "Bounds."), "resume": True})
+    run = trained(rows, **asked, resume=True)
+    assert run.metrics == {**kept, "covered": True}
+    assert run.epsilon <= 3.0
+    assert not math.isnan(run.metrics["test_accuracy"])
