@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -28,8 +29,10 @@ def embedded(texts: Sequence[str], model: str, progress: bool = False) -> Tensor
     """
     network = _loaded(model)
     vectors = torch.zeros(len(texts), _width(network))
-    for place, text in enumerate(counted(texts, len(texts), "embedding texts", progress)):
-        vectors[place] = _vector(network, text)
+    for place, vector in enumerate(
+        counted(_vectors(network, texts), len(texts), "embedding texts", progress)
+    ):
+        vectors[place] = vector
     return vectors
 
 
@@ -47,7 +50,7 @@ class Sentences(Frozen):
 
     model: str
     takes: ClassVar[str] = "texts"
-    batch: ClassVar[int] = 1  # in a batch, how far a text is filled up depends on the longest
+    batch: ClassVar[int] = 64  # handed over together, and embedded each by itself
 
     @property
     def name(self) -> str:
@@ -58,11 +61,23 @@ class Sentences(Frozen):
 
     def __call__(self, rows: Any) -> Tensor:
         network = _loaded(self.model)
-        return torch.stack([_vector(network, text) for text in rows])
+        return torch.stack(list(_vectors(network, rows)))
 
     def describe(self) -> dict[str, Any]:
         digest = _digest(self.model)
         return {"name": self.name, **({} if digest is None else {"weights": digest})}
+
+
+def _vectors(network: Any, texts: Sequence[str]) -> Iterator[Tensor]:
+    """One for each text, several at a time but each on a thread of its own: in a batch, how far a text is filled up
+    would depend on the longest, and with it the last digits of the others."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with ThreadPoolExecutor(threads) as pool:
+            yield from pool.map(partial(_vector, network), texts)
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _vector(network: Any, text: str) -> Tensor:
