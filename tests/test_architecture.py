@@ -74,6 +74,7 @@ ACROSS = {
     "ledger_kills": "runs killed at any time are counted with all that they released",
     "method_oracles": "whole methods against plain loops",
     "nothing_visible": "nothing a row does outside the gate is seen",
+    "own_data": "from a file of one's own to a page that can be shown",
     "planted_bugs": "an audit finds the bugs that others shipped",
     "quotes_nothing": "no message quotes a value of a row",
     "regret": "the theorems of DP-FTRL",

@@ -58,9 +58,15 @@ def _estimated(
 ) -> tuple[Schema, Before | None]:
     from sordino.data.private_bounds import PARTS_OF_DELTA, private_bounds
     from sordino.data.reading import ROWS_PER_USER, schema_for
+    from sordino.data.schema import listed
     from sordino.runs.before import Before
 
     known = schema_for(data, schema, target, user)
+    if earlier := known.obtained("private"):
+        raise ValueError(
+            f"the schema has bounds or values of {listed(earlier)} that were released for another run, and this one "
+            "would not count them: leave out --private-bounds, or what was found for these columns"
+        )
     most = None if user is None else ROWS_PER_USER if rows_per_user is None else rows_per_user
     paid: dict[str, str] = {}
 

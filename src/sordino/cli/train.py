@@ -92,19 +92,10 @@ def train(
     table = data, schema, target, user, rows_per_user
     complete, before = bounds_for(*table, private_bounds, budget, ledger, data_name, out if resume else None)
     loaded = loaded_data(
-        data,
-        classes,
-        features,
-        image_size=image_size,
-        grey=grey,
-        target=target,
-        schema=complete,
-        test=test,
-        holdout=holdout,
-        user=user,
-        rows_per_user=rows_per_user,
+        data, classes, features, image_size=image_size, grey=grey, target=target, schema=complete, test=test,
+        holdout=holdout, user=user, rows_per_user=rows_per_user,
         **({} if metric_epsilon is None else {"whole_test": True}),
-    )
+    )  # fmt: skip
     spec = model or model_for(loaded, features)
     folder = run_folder(out, loaded.name)
     run = partial(

@@ -30,7 +30,7 @@ from sordino.data.columns import check_names, columns_of
 from sordino.data.inputs import Inputs, Target
 from sordino.data.matrix import Cells, Matrix, MatrixWriter, as_floats
 from sordino.data.progress import ReadingBar
-from sordino.data.schema import Schema
+from sordino.data.schema import Schema, listed
 from sordino.data.sources import Examples
 from sordino.data.tree import Tree
 
@@ -134,6 +134,17 @@ class Table(Inputs):
             for name in sorted({each.embedding for each in self.schema.columns if each.embedding is not None})
         ]
         return tuple(said)
+
+    @property
+    def unprotected(self) -> tuple[str, ...]:
+        """What a run does not cover unless it says that it was released before it, on the same budget (`Before`)."""
+        elsewhere = self.schema.obtained("private")
+        if not elsewhere:
+            return ()
+        return (
+            f"bounds or values of {listed(elsewhere)} in the schema, which were released with noise under a budget of "
+            "their own: what that cost is not counted here, and adds up",
+        )
 
     @property
     def caveat(self) -> str | None:
