@@ -33,6 +33,9 @@ Dense = npt.NDArray[np.float32]
 # What a number looks like. Arrow reads the same ones, and besides nan and inf in several spellings, which are missing.
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 _WORD = re.compile(r"\w+")
+# Of the vector of a text. At length 1 a private linear model barely moves: on AG News (20,000 rows, epsilon 3) it is
+# right on 67 % of the test rows, at 4 on 77, at 16 on 82, and at 64 on 83 with a larger loss.
+LENGTH = 16.0
 MISSING, OTHER = 0, 1  # codes of a category; those of its values follow
 
 
@@ -243,7 +246,7 @@ def bucket_of(text: str, buckets: int) -> int:
 
 @dataclass(frozen=True)
 class Words(Encoder):
-    """A bag of hashed words: how often each bucket is hit by the first so many words, scaled to length 1."""
+    """A bag of hashed words: how often each bucket is hit by the first so many words, scaled to `LENGTH`."""
 
     column: Column
 
@@ -267,7 +270,7 @@ class Words(Encoder):
         rows, places = np.nonzero(cells)
         np.add.at(into, (rows, cells[rows, places] - 1), 1)
         lengths = np.sqrt(np.square(into).sum(1, keepdims=True))
-        into /= np.maximum(lengths, 1)
+        into *= LENGTH / np.maximum(lengths, 1)
 
 
 def _words(text: str, most: int) -> Iterable[str]:
