@@ -91,7 +91,7 @@ def test_a_text_is_a_bag_of_hashed_words_of_one_length() -> None:
     )
     assert torch.equal(found[0], found[1])  # order, case and what is beyond the third word do not count
     assert found.norm(dim=1).tolist() == pytest.approx([16, 16, 0, 0])
-    assert sorted(found[0].tolist())[-2:] == pytest.approx([1 / 5**0.5, 2 / 5**0.5])
+    assert sorted(found[0].tolist())[-2:] == pytest.approx([16 / 5**0.5, 32 / 5**0.5])
 
 
 def test_a_column_that_is_ignored_is_not_even_read() -> None:
