@@ -289,10 +289,13 @@ def run_and_show(folder: Path, as_json: bool, run: Callable[[], Run], lines: Cal
 def measured_lines(run: Run, cover: str) -> Lines:
     """Metrics on held-out rows; ``cover`` says what no guarantee does."""
     for name, value in run.metrics.items():
-        if name != "covered" and isinstance(value, float):
-            shown = f"{value:.2%}" if name.endswith(("accuracy", "accuracy_noise")) else f"{value:.4f}"
-            whose = "held-out clients" if name.startswith("holdout") else "held-out rows"
-            yield name.replace("_", " "), f"{shown}   ({whose}{cover})"
+        if name == "covered" or not isinstance(value, float) or name.endswith("_noise"):
+            continue
+        noise = run.metrics.get(f"{name}_noise")
+        of = f"{{:{'.2%' if name.endswith('accuracy') else '.4f'}}}"
+        shown = of.format(value) + ("" if noise is None else f" +- {of.format(noise)} of noise")
+        whose = "held-out clients" if name.startswith("holdout") else "held-out rows"
+        yield name.replace("_", " "), f"{shown}   ({whose}{cover})"
 
 
 def promised_lines(run: Run, spent_by: str) -> Lines:

@@ -137,11 +137,7 @@ def train(
 
 
 def _lines(run: Run) -> Lines:
-    covered = (
-        "noise included; covered by the guarantee"
-        if run.metrics["covered"]
-        else "not covered by the guarantee"
-    )
+    covered = "covered by the guarantee" if run.metrics["covered"] else "not covered by the guarantee"
     yield from measured_lines(run, f"; {covered}")
     yield from promised_lines(run, _batches(run.summary))
 

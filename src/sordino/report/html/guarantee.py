@@ -97,9 +97,20 @@ def budget(run: Kept) -> Html:
     words = mapping(run.certificate).get("events_in_words")
     released = None
     if isinstance(words, list) and words:
-        released = joined(tag("h3", "What was released"), bullets(str(line) for line in words))
+        released = joined(
+            tag("h3", "What was released"), bullets([*map(str, words), *_besides_the_training(run)])
+        )
     note = None if account.private else "No noise was added."
     return section("budget", "The budget", *bars, spent, released, note=note)
+
+
+def _besides_the_training(run: Kept) -> Iterator[str]:
+    """What those releases were of which only a price is known."""
+    before, metrics = mapping(run.summary.get("before")), run.summary.get("metric_epsilon")
+    if before.get("words"):
+        yield f"Of these, before the training. {before['words']}"
+    if metrics is not None:
+        yield f"Of these, after it, for epsilon {metrics}: held-out rows, as noisy counts."
 
 
 def _own_bar(run: Kept) -> Html:

@@ -10,6 +10,8 @@ from sordino.report.html.numbers import percent, shown
 from sordino.report.html.pieces import mark
 from sordino.report.html.tags import Html, joined
 
+NOISE = "_noise"  # ends the name of a metric's standard error
+
 
 def kind_of(name: str) -> str:
     """Accuracy, loss, ...: the measure, whatever rows it is of.
@@ -46,7 +48,11 @@ def written(name: str, value: object) -> str:
 def main_measure(run: Kept) -> str | None:
     """What a run is judged by: an accuracy if there is one, else the first that is no loss, else a loss on rows that
     were held out."""
-    names = [name for name in run.measured if name != "covered"]
+    names = [
+        name
+        for name in run.measured
+        if name not in ("covered", "test_confusion") and not name.endswith(NOISE)
+    ]
     held = [name for name in names if name != "loss"]
     ranked = sorted(held, key=lambda name: (not is_share(name), kind_of(name) == "loss"))
     return ranked[0] if ranked else None
@@ -63,5 +69,15 @@ def cover_of(run: Kept, name: str) -> str:
 
 def measured_pairs(run: Kept) -> Iterator[tuple[str, Html]]:
     for name, value in run.measured.items():
-        if name != "covered" and isinstance(value, int | float | str) and not isinstance(value, bool):
-            yield called(name), with_mark(run, name, value)
+        is_number = isinstance(value, int | float | str) and not isinstance(value, bool)
+        if name != "covered" and is_number and not name.endswith(NOISE):
+            yield called(name), joined(with_mark(run, name, value), _noise_of(run, name))
+
+
+def _noise_of(run: Kept, name: str) -> str:
+    """What was paid for has noise, and says how much."""
+    value = number(run.measured.get(f"{name}{NOISE}"))
+    if not value > 0:
+        return ""
+    how_much = f"{shown(100 * value, 2)} points" if is_share(name) else shown(value, 2)
+    return f" with noise of {how_much} (its standard deviation)"
