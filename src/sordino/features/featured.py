@@ -160,7 +160,7 @@ def _featured(
     readable = torch.ones(len(targets), dtype=torch.bool)
     found = _kept(file, (len(targets), *shape), features.dtype)
     if found is not None:
-        return KeptExamples(found, targets, readable)
+        return KeptExamples(found, targets, readable, divisor=1 / features.scale)
     begun = time.monotonic()
     computed = _computed(part, features, shape, progress)
     if time.monotonic() - begun > _WORTH_KEEPING:
@@ -186,7 +186,7 @@ def _computed(part: Any, features: Frozen, shape: tuple[int, ...], progress: boo
         kept.touch(len(places))
         readable[places] = True
         targets[start : start + len(labels)] = labels
-    return KeptExamples(kept, targets, readable)
+    return KeptExamples(kept, targets, readable, divisor=1 / features.scale)
 
 
 def _batches(examples: Examples, features: Frozen) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
@@ -260,7 +260,7 @@ def of_texts(text: str) -> Callable[[list[str]], np.ndarray[Any, Any]]:
         made = np.zeros((len(texts), width), dtype=np.float32)
         for place, found in enumerate(_of_each(features, texts)):
             if found is not None:
-                made[place] = found.reshape(-1).numpy()
+                made[place] = features.scale * found.reshape(-1).numpy()
         return made
 
     return vectors

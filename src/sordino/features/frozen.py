@@ -21,6 +21,7 @@ class Frozen(ABC):
         64  # rows at a time: always so many, so that no row's arithmetic depends on how many there are
     )
     takes: ClassVar[str]  # images, rows or texts
+    scale: ClassVar[float] = 1.0  # by which a model sees them multiplied
     in_threads: ClassVar[bool] = False  # may several rows be worked on at once, each by itself?
 
     @property
