@@ -179,8 +179,10 @@ def test_bounds_that_another_run_paid_for_are_said_and_not_paid_for_in_part(
     )
     Path("schema.toml").write_text(schema.to_toml())
     user.types("train", "people.csv", "--epsilon", "3", "--out", "run", *QUICK)
-    said = json.loads(Path("run/certificate.json").read_text())["unprotected"]
-    assert any("'age'" in each and "not counted here" in each for each in said)
+    claim = json.loads(Path("run/certificate.json").read_text())["claim"]
+    assert claim["stands"] is False
+    assert "'age'" in claim["caveat"]
+    assert "not counted here" in claim["caveat"]
     half = ("train", "people.csv", "--epsilon", "3", "--private-bounds", "1", *QUICK)
     assert sordino(monkeypatch, *half) == 2
     assert "released for another run" in capsys.readouterr().err

@@ -276,7 +276,7 @@ def test_how_each_bound_was_obtained_is_said() -> None:
     blocks = Read(run_page(ALL["table"])).blocks
     assert "17 to 90.5" in blocks
     assert "stated as public" in blocks
-    assert "estimated privately, and paid for" in blocks
+    assert "estimated with noise, under a budget" in blocks
     assert "read off the private rows not private" in blocks
     assert "hashed into 256" in blocks
     assert any("and 18 more" in block for block in blocks)
@@ -294,7 +294,7 @@ def test_a_schema_says_where_its_bounds_are_from_and_says_nothing_of_public_ones
     assert blocks[blocks.index("17 to 90") + 1] == "stated as public"
     assert blocks[blocks.index("hashed into 8") + 1] == "-"
     assert blocks[blocks.index("0 to 9") + 1] == "read off the private rows not private"
-    assert blocks[blocks.index("target obtained") + 1] == "estimated privately, and paid for"
+    assert blocks[blocks.index("target obtained") + 1] == "estimated with noise, under a budget"
 
 
 def test_of_a_selection_nothing_is_shown_but_the_winner() -> None:

@@ -272,8 +272,7 @@ def _unprotected(asked: Options) -> tuple[str, ...]:
     """What the guarantee does not cover."""
     held_out = "metrics on held-out rows, which are the data of somebody too"
     loss = "the training loss, which was shown on request"
-    # What was released for the schema is counted where it is said to have come before.
-    of_inputs = () if asked.inputs is None or asked.before is not None else asked.inputs.unprotected
+    of_inputs = () if asked.inputs is None else asked.inputs.unprotected
     looks = asked.test is not None and asked.metric_epsilon is None
     shown = (*([held_out] if looks else []), *([loss] if asked.show_unprotected else []))
     return (*of_inputs, *shown)

@@ -56,7 +56,7 @@ def texts_of(array: pa.Array) -> pa.Array:
         return texts_of(array.dictionary_decode())
     if pa.types.is_floating(kind):
         text = pa.array([_number_text(each) for each in array.to_pylist()], pa.string())
-    elif _is_binary(kind):
+    elif _is_bytes(kind):
         text = _decoded(array)
     elif pa.types.is_null(kind) or pa.types.is_nested(kind):
         text = pa.nulls(len(array), pa.string())
@@ -98,19 +98,31 @@ def _number_text(number: float | None) -> str | None:
     return str(int(number)) if float(number).is_integer() else repr(float(number))
 
 
-def _is_binary(kind: pa.DataType) -> bool:
+def _is_bytes(kind: pa.DataType) -> bool:
+    """Texts too, of which nobody has checked that they are UTF-8."""
     import pyarrow as pa
 
-    return bool(
-        pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind)
+    kinds = pa.types
+    return any(
+        each(kind)
+        for each in (
+            kinds.is_binary,
+            kinds.is_large_binary,
+            kinds.is_fixed_size_binary,
+            kinds.is_binary_view,
+            kinds.is_string,
+            kinds.is_large_string,
+            kinds.is_string_view,
+        )
     )
 
 
 def _decoded(array: pa.Array) -> pa.Array:
     import pyarrow as pa
 
+    array = array.cast(pa.large_binary())
     try:
-        return array.cast(pa.binary()).cast(pa.string())
+        return array.cast(pa.large_string()).cast(pa.string())
     except pa.ArrowInvalid:  # some cell is no UTF-8: that one is missing
         return pa.array([_utf8(each) for each in array.to_pylist()], pa.string())
 

@@ -54,12 +54,14 @@ def columns_of(source: Any, schema: Schema) -> Columns:
 
 
 def check_names(names: Sequence[str], wanted: Sequence[str], where: str) -> None:
-    """Every wanted column is there, once. A first line that looks like a row is not quoted."""
+    """Every wanted column is there, once. The first line of a CSV file that may be a row is not quoted: one that has none
+    of the names, or a number among them."""
+    from_a_line = where.lower().endswith(".csv")
     for name in wanted:
         if name not in names:
-            if any(map(is_number, names)):
+            if any(map(is_number, names)) or (from_a_line and not set(names) & set(wanted)):
                 raise ValueError(
-                    f"{where} has no column {name!r}, and its first line looks like a row: it needs a header"
+                    f"{where} has no column {name!r} in its first line: check the name, and that this line is a header"
                 )
             raise ValueError(f"{where} has no column {name!r}: it has {listed(names)}")
     for name in names:

@@ -109,25 +109,30 @@ class CsvRows:
         import pyarrow as pa
         from pyarrow import csv as arrow
 
-        # No handler for rows of another length: asked for one, Arrow decodes them, and quotes what it cannot.
-        return arrow.read_csv(
-            pa.BufferReader(whole),
-            read_options=arrow.ReadOptions(
-                use_threads=False, block_size=len(whole) + 1, column_names=list(names)
-            ),
-            parse_options=arrow.ParseOptions(
-                delimiter=self.delimiter,
-                ignore_empty_lines=False,
-                newlines_in_values=self.newlines,
-            ),
-            convert_options=arrow.ConvertOptions(
-                check_utf8=False,
-                include_columns=list(columns),
-                column_types={name: pa.binary() for name in columns},
-                strings_can_be_null=False,
-                quoted_strings_can_be_null=False,
-            ),
-        )
+        # No handler for rows of another length: asked for one, Arrow decodes them, and quotes what it cannot. The blank
+        # line in front is no row: Arrow drops a byte order mark at the start, which must not be that of a row.
+        try:
+            table = arrow.read_csv(
+                pa.BufferReader(b"\n" + whole),
+                read_options=arrow.ReadOptions(
+                    use_threads=False, block_size=len(whole) + 2, column_names=list(names)
+                ),
+                parse_options=arrow.ParseOptions(
+                    delimiter=self.delimiter,
+                    ignore_empty_lines=False,
+                    newlines_in_values=self.newlines,
+                ),
+                convert_options=arrow.ConvertOptions(
+                    check_utf8=False,
+                    include_columns=list(columns),
+                    column_types={name: pa.binary() for name in columns},
+                    strings_can_be_null=False,
+                    quoted_strings_can_be_null=False,
+                ),
+            )
+        except pa.ArrowException:  # which would quote a row; nothing that was cut here is known to do it
+            raise ValueError(f"{self.path} cannot be read as CSV: check that it is one") from None
+        return table.slice(1)
 
 
 class _Lines:

@@ -23,7 +23,8 @@ _SIZE = 32  # of a side, if nobody says: what private images have is not looked 
 _LARGEST = 1024
 _CENTRE = 0.5  # of values 0 to 1: public, where the mean of the images is not
 _MOST_PIXELS = 50_000_000  # of a file; a small one that unpacks to more is made to fill a memory
-_FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
+# Not TIFF: its decoder writes to the terminal about what it finds, which would tell of a row.
+_FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "PPM")
 _SUFFIXES = frozenset(
     (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm")
 )

@@ -124,6 +124,11 @@ class Inputs(ABC):
         """Why there is no guarantee, if it was made by looking at private rows."""
         return None
 
+    @property
+    def uncounted(self) -> str | None:
+        """Why there is none by itself, if something was released to make it: unless that is counted (`Before`)."""
+        return None
+
     def to_json(self) -> dict[str, Any]:
         return {"format": FORMAT, "kind": self.kind, "target": self.target.to_json(), **self.describe()}
 

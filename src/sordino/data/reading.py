@@ -174,19 +174,18 @@ def _held_out(units: int, share: float, seed: int) -> npt.NDArray[np.bool_]:
 
 
 def _units(owners: npt.NDArray[np.int64], most: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
-    """The user of each row as a number, in the order in which they come; and the rows that contribute nothing.
+    """The user of each row as a number, and the rows that contribute nothing.
 
-    Those are rows of nobody, and those of a user beyond the first so many. They keep their places; a row of nobody is
-    put down to the first user, to whom it adds nothing.
+    Users are numbered in the order of their hashes, and not of their rows, of which one would move all other users.
+    What contributes nothing are rows of nobody, and those of a user beyond the first so many. They keep their places; a
+    row of nobody is put down to the first user, to whom it adds nothing.
     """
     there = owners != 0
     if not there.any():
         raise ValueError("no row says whose it is: check the column of users")
-    found, first, units = np.unique(owners[there], return_index=True, return_inverse=True)
-    by_first = np.empty(len(found), dtype=np.int64)
-    by_first[np.argsort(first)] = np.arange(len(found))
+    _, units = np.unique(owners[there], return_inverse=True)
     numbers = np.zeros(len(owners), dtype=np.int64)
-    numbers[there] = by_first[units]
+    numbers[there] = units
     order = np.argsort(numbers[there], kind="stable")
     sizes = np.bincount(numbers[there])
     ranks = np.empty(len(order), dtype=np.int64)

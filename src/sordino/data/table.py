@@ -136,14 +136,13 @@ class Table(Inputs):
         return tuple(said)
 
     @property
-    def unprotected(self) -> tuple[str, ...]:
-        """What a run does not cover unless it says that it was released before it, on the same budget (`Before`)."""
+    def uncounted(self) -> str | None:
         elsewhere = self.schema.obtained("private")
         if not elsewhere:
-            return ()
+            return None
         return (
-            f"bounds or values of {listed(elsewhere)} in the schema, which were released with noise under a budget of "
-            "their own: what that cost is not counted here, and adds up",
+            f"bounds or values of {listed(elsewhere)} in the schema were released with noise for something else, and what "
+            "that cost is not counted here: this is no guarantee by itself"
         )
 
     @property

@@ -127,6 +127,10 @@ class Featured(Inputs):
     def caveat(self) -> str | None:
         return self.base.caveat
 
+    @property
+    def uncounted(self) -> str | None:
+        return self.base.uncounted
+
 
 def _refuse_others(features: Frozen, said: Mapping[str, Any]) -> None:
     weights = said.get("weights")

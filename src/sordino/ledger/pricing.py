@@ -19,7 +19,7 @@ from sordino.ledger.chain import LedgerError
 from sordino.privacy.budget import check_delta, check_epsilon
 from sordino.privacy.certificate import UNITS
 from sordino.privacy.events import parted
-from sordino.privacy.renyi import ORDERS, Vector, epsilon_from_rdp, rdp_of
+from sordino.privacy.renyi import ORDERS, Vector, epsilon_from_rdp, pure_rdp, rdp_of
 from sordino.registry import is_number, said
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ class Piece:
 
 
 def _pure(epsilon: float) -> Vector:
-    curve: Vector = np.minimum(epsilon, np.array(ORDERS) * epsilon**2 / 2)
+    curve: Vector = pure_rdp(epsilon, np.array(ORDERS))
     return curve
 
 

@@ -178,7 +178,9 @@ def _least_noise(
         if short is not None and enough is not None and stuck:
             z = math.sqrt(short[0] * enough[0])  # a secant can creep along one end; this cannot
             continue
-        if usable:
+        if enough is None and evaluation % 12 == 11:
+            z *= 4  # where a part costs the same whatever the noise, the law below creeps
+        elif usable:
             near = min(usable, key=lambda end: abs(math.log(end[1] / target)))
             z = near[0] * min(max((near[1] / target) ** (1 / (power or 1.5)), 0.25), 4.0)
             z *= 1 + TOLERANCE / 3

@@ -93,7 +93,7 @@ class RunPlan(ABC):
     @property
     def caveat(self) -> str | None:
         """What every output says beside its epsilon."""
-        return self.terms.caveat or (None if self.inputs is None else self.inputs.caveat)
+        return self.terms.caveat or inputs_caveat(self.inputs, counted=self.before is not None)
 
     kind: ClassVar[str]  # what a ledger calls it
     deployment: ClassVar[str]  # what a certificate calls it: who has to be trusted
@@ -116,3 +116,10 @@ class RunPlan(ABC):
     @abstractmethod
     def particulars(self) -> dict[str, Any]:
         """What only this kind of run has."""
+
+
+def inputs_caveat(inputs: Inputs | None, *, counted: bool = False) -> str | None:
+    """Why what raw rows became leaves no guarantee, unless what was released for it is ``counted``."""
+    if inputs is None:
+        return None
+    return inputs.caveat or (None if counted else inputs.uncounted)

@@ -18,6 +18,7 @@ from sordino.privacy.wording import SELECTION_IS_SECRET
 from sordino.runs import Run, delete_checkpoint, to_json
 from sordino.runs.closing import draw_report
 from sordino.runs.directory import INPUTS
+from sordino.runs.plan import inputs_caveat
 from sordino.tasks import evaluate
 from sordino.tuning.plan import TuningPlan
 from sordino.tuning.trials import Trials, Winner, forget_candidates_keys
@@ -98,7 +99,7 @@ def _certified(
 
 def _caveat(trials: Trials) -> str | None:
     found, inputs = trials.plan.caveats, trials.asked.inputs
-    return found[0] if found else None if inputs is None else inputs.caveat
+    return found[0] if found else inputs_caveat(inputs)
 
 
 def _when(plan: TuningPlan) -> str:

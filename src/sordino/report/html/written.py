@@ -19,7 +19,7 @@ _ELSEWHERE = {  # of run.json, what has a place of its own, or carries a mark
 _MANY = 12  # values of a column that are shown
 _OBTAINED = {
     "public": "stated as public",
-    "private": "estimated privately, and paid for",
+    "private": "estimated with noise, under a budget",
     "peeked": "read off the private rows",
 }
 
