@@ -131,6 +131,9 @@ MUTATIONS = [
     m("ledger/verification.py", "a ledger may name anything before a run",
       "if before is not None and not is_preparation(payments.get(before, []), entry.data):", "if False:",
       "runs_before"),
+    m("cli/private_bounds.py", "bounds are paid for what is refused anyway",
+      "    if epsilon is None:\n        return\n    from sordino.models", "    return\n    from sordino.models",
+      "cli_private_bounds"),
     # Ledger
     m("ledger/pricing.py", "two hops counted as one",
       "(orders - 0.5) / (orders - 1) * at(2 * orders) + at(2 * orders - 1)",
