@@ -127,7 +127,7 @@ def test_every_run_is_listed_and_every_release_of_another_tool(ask: Asked, book:
     done, still = found["runs"]
     assert set(done) == {
         "run", "data", "kind", "unit", "relation", "label", "caveat", "created", "state", "charges", "delta", "epsilon",
-        "event",
+        "event", "before",
     }  # fmt: skip
     assert (done["run"], done["state"], done["charges"], done["label"]) == ("done", "closed", 3, "dp-sgd")
     assert done["epsilon"] == pytest.approx(price(repeat(gaussian(20.0), 3), 1e-6, "rdp").epsilon)

@@ -118,6 +118,51 @@ def test_what_cannot_be_is_said_in_one_line(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (("--model", "mpl"), "did you mean mlp"),
+        (("--model", "mlp:many"), "positive whole numbers"),
+        (("--model", "nowhere.py:model"), "there is no file nowhere.py"),
+        (("--metric-epsilon", 1, "--unit", "user", "--user-column", "job"), "no price for users"),
+        (("--test", "nowhere.csv"), "not --test and --holdout"),
+        (("--out", "full"), "is not empty"),
+        (("--out", "nowhere", "--resume"), "no interrupted run"),
+        (("--signing-key", "nowhere.pem"), "cannot be read"),
+        (("--holdout", 1.5), "between 0 and 1"),
+        (("--method", "sgd"), "without privacy"),
+    ],
+)
+def test_what_needs_no_row_is_refused_before_bounds_are_paid_for(
+    table: Path,
+    given: Any,
+    says: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "somebody's").touch()
+    asked = ("train", table, "--epsilon", 4, "--delta", 1e-4, "--private-bounds", 1, "--holdout", 0.2)
+    counted = ("--ledger", "ledger.db", "--data-name", "people")
+    assert sordino(monkeypatch, *map(str, (*asked, *counted, *given))) == 2
+    assert says in capsys.readouterr().err
+    assert not (tmp_path / "ledger.db").exists()
+
+
+def test_held_out_rows_that_are_not_there_are_missed_before_bounds_are_paid_for(
+    table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ("train", table, "--epsilon", 4, "--delta", 1e-4, "--private-bounds", 1)
+    counted = ("--ledger", tmp_path / "ledger.db", "--data-name", "people", "--out", tmp_path / "run")
+    cases = (("--test", tmp_path / "nowhere.csv"), "does not exist"), (("--metric-epsilon", 1), "give --test")
+    for given, says in cases:
+        assert sordino(monkeypatch, *map(str, (*asked, *counted, *given))) == 2
+        assert says in capsys.readouterr().err
+        assert not (tmp_path / "ledger.db").exists()
+
+
 def test_a_resumed_run_has_the_bounds_that_it_began_with(
     table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

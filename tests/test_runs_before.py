@@ -18,6 +18,7 @@ from sordino.privacy import approximate, compose, event_from_json, gaussian, pri
 from sordino.privacy.events import parted
 from sordino.runs.before import Before
 from sordino.runs.conductor import COUNTS
+from sordino.verifying import Refuted
 
 Rows = tuple[Tensor, Tensor]
 BOUNDS = approximate(0.5, 1e-6)
@@ -59,7 +60,6 @@ def test_the_budget_includes_what_came_before_and_every_epsilon_counts_it(rows: 
 
 def test_a_charge_that_is_left_out_of_a_certificate_is_found(rows: Rows) -> None:
     from sordino.privacy.sealing import sealed
-    from sordino.verifying import Refuted
 
     document = trained(rows, before=Before(BOUNDS, "Bounds.")).certificate
     cheaper = {**document, "events": {**document["events"], "events": document["events"]["events"][1:]}}
@@ -116,6 +116,98 @@ def test_run_and_bounds_together_are_what_the_certificate_states(rows: Rows, tmp
     assert price(together, 1e-3, "rdp").epsilon == pytest.approx(run.epsilon)
     book.verify()
     assert book.show("people")[0].pieces == 0  # of other tools
+
+
+def counted_with_bounds(rows: Rows, book: LedgerFile, **more: Any) -> sd.Run:
+    paid = book.pay("people", BOUNDS, what="bounds", delta=1e-3)
+    return trained(rows, ledger=book, data_name="people", before=Before(BOUNDS, "Bounds.", paid), **more)
+
+
+def stated_anew(document: dict[str, Any], event: Any, **ledger: Any) -> dict[str, Any]:
+    """A certificate that is whole and unsigned, and says other events, at their price, and another ledger."""
+    from sordino.privacy import certificate
+
+    guarantee, said = document["guarantee"], document["implementation"]
+    return certificate(
+        guarantee=price(event, guarantee["delta"], "rdp"),
+        event=event,
+        unit="example",
+        assumptions=document["assumptions"],
+        seeded=False,
+        created=document["created"],
+        units=200,
+        data=document["data"]["name"],
+        unprotected=document["unprotected"],
+        implementation={name: said[name] for name in ("method", "access", "noise")},
+        ledger={name: document["ledger"][name] for name in ("data", "run", "length", "head")},
+        **ledger,
+    )
+
+
+def test_bounds_that_are_cut_out_of_a_certificate_are_found_in_the_ledger(rows: Rows, tmp_path: Path) -> None:
+    book = LedgerFile(tmp_path / "ledger.db")
+    run = counted_with_bounds(rows, book)
+    assert sd.verify(run.certificate, ledger=book.path).stands
+    assert [each.before for each in book.runs()] == [None, run.certificate["ledger"]["before"]]
+    cut = stated_anew(run.certificate, event_from_json(run.certificate["events"]["events"][1]))
+    assert cut["guarantee"]["epsilon"] < run.epsilon
+    assert sd.verify(cut).stands  # by itself it says nothing that is wrong
+    with pytest.raises(Refuted, match="released before it, and the certificate with nothing"):
+        sd.verify(cut, ledger=book.path)
+
+
+def test_a_certificate_names_nothing_before_the_run_that_the_ledger_does_not(
+    rows: Rows, tmp_path: Path
+) -> None:
+    book = LedgerFile(tmp_path / "ledger.db")
+    paid = book.pay("people", BOUNDS, what="bounds", delta=1e-3)
+    run = trained(rows, ledger=book, data_name="people")
+    assert "before" not in next(
+        each["body"] for each in book.export() if each["run"] == run.summary["ledger"]["run"]
+    )
+    more = compose([BOUNDS, event_from_json(run.certificate["events"])])
+    with pytest.raises(Refuted, match=f"with nothing released before it, and the certificate with {paid}"):
+        sd.verify(stated_anew(run.certificate, more, paid_before=paid), ledger=book.path)
+
+
+def test_an_account_of_ones_own_says_what_came_before_as_its_run_does(rows: Rows, tmp_path: Path) -> None:
+    book = LedgerFile(tmp_path / "ledger.db")
+    paid = book.pay("people", BOUNDS, what="bounds", delta=1e-3)
+    before, noise = Before(BOUNDS, "Bounds.", paid), {"budget": None, "noise_multiplier": 2.0, "delta": 1e-3}
+    plan = event_from_json(trained(rows, ledger=False, **noise).certificate["events"])
+    named, plain = book.reserve("people", plan, before=paid), book.reserve("people", plan)
+    for account, said in ((named, None), (plain, before)):
+        with pytest.raises(ValueError, match="reserve with before="):
+            trained(rows, ledger=account, before=said, **noise)
+    run = trained(rows, ledger=named, before=before, **noise)
+    assert sd.verify(run.certificate, ledger=book.path).stands
+    assert trained(rows, ledger=plain, **noise).epsilon < run.epsilon
+
+
+def test_a_reservation_names_only_what_was_paid_to_prepare_it(tmp_path: Path) -> None:
+    book = LedgerFile(tmp_path / "ledger.db")
+    paid = book.pay("people", BOUNDS, what="bounds")
+    other = book.reserve("people", gaussian(3.0), run="other")
+    for data, before in (("people", "never"), ("people", other.run), ("others", paid)):
+        with pytest.raises(LedgerError, match="nothing that prepares a run was paid"):
+            book.reserve(data, gaussian(3.0), before=before)
+    book.reserve("people", gaussian(3.0), run="one", before=paid)
+    assert book.reserve("people", gaussian(3.0), run="one", before=paid).before == paid
+    with pytest.raises(LedgerError, match="with another plan"):
+        book.reserve("people", gaussian(3.0), run="one")
+    book.verify()
+
+
+def test_a_ledger_that_names_before_a_run_what_was_not_paid_is_not_what_was_written(tmp_path: Path) -> None:
+    from sordino.ledger.pricing import curve_of
+
+    book = LedgerFile(tmp_path / "ledger.db")
+    book.reserve("people", gaussian(3.0), run="one")
+    body = next(dict(each["body"]) for each in book.export() if each["run"] == "one")
+    with book._file.writing() as (_, append):
+        append([("reserve", "people", "two", {**body, "before": "one"}, curve_of(gaussian(3.0)))])
+    with pytest.raises(LedgerError, match="names something before it that was not paid"):
+        book.verify()
 
 
 def test_bounds_that_were_not_paid_as_stated_are_refused_before_anything_is_released(

@@ -51,6 +51,19 @@ def build_model(spec: str, input_shape: Sequence[int], classes: int) -> nn.Modul
     raise ValueError(MODELS.unknown(spec))
 
 
+def check_model_name(spec: str) -> None:
+    """Refuse a spec that names nothing; whether it fits the data, only the data's shape can tell."""
+    family, colon, settings = spec.partition(":")
+    if family in MODELS and (not colon or MODELS.entries[family].facts.get("sizes")):
+        if colon:
+            _sizes(spec, settings)
+    elif family and settings:
+        with imported(spec, "model"):
+            pass
+    else:
+        raise ValueError(MODELS.unknown(spec))
+
+
 def linear(input_shape: tuple[int, ...], classes: int) -> nn.Module:
     return _mlp(input_shape, (), classes)
 

@@ -12,10 +12,72 @@ if TYPE_CHECKING:
     from dp_accounting import DpEvent
 
     from sordino.data import Schema
+    from sordino.methods import Method
     from sordino.privacy import Budget
     from sordino.runs.before import Before
 
 # torch and the accountants load slowly: they are imported inside functions, so that --help is quick.
+
+
+def check_first(
+    epsilon: float | None,
+    how: Method,
+    model: str | None,
+    metrics: tuple[float | None, str],
+    held_out: tuple[Path | None, float | None],
+    out: Path | None,
+    resume: bool,
+    signing_key: Path | None,
+) -> None:
+    """Refuse what no row is needed to refuse: when the bounds are paid for it is too late. ``metrics`` is their epsilon
+    and the unit of privacy, ``held_out`` a file or a share."""
+    if epsilon is None:
+        return
+    from sordino.models import check_model_name
+    from sordino.privacy.sealing import signing_key as key_in
+
+    if not how.private:
+        raise ValueError(
+            f"{how.name} trains without privacy: leave out --private-bounds, or choose a private method"
+        )
+    if model is not None:
+        check_model_name(model)
+    key_in(signing_key)  # or refuse
+    _check_held_out(*held_out)
+    _check_metrics(*metrics, any(each is not None for each in held_out))
+    _check_folder(out, resume)
+
+
+def _check_held_out(test: Path | None, holdout: float | None) -> None:
+    if test is not None and holdout is not None:
+        raise ValueError(
+            "held-out rows are in a file of their own or a share of the table: not --test and --holdout"
+        )
+    if test is not None and not test.expanduser().is_file():
+        raise ValueError(f"{test} does not exist, or is no file: check the path")
+    if holdout is not None and not 0 < holdout < 1:
+        raise ValueError("--holdout is the share of rows that are held out, between 0 and 1, such as 0.2")
+
+
+def _check_metrics(epsilon: float | None, unit: str, any_held_out: bool) -> None:
+    from sordino.privacy.budget import check_epsilon
+
+    if epsilon is None:
+        return
+    check_epsilon(epsilon)
+    if unit != "example":
+        raise ValueError("noisy metrics have no price for users: leave out --metric-epsilon, or --unit user")
+    if not any_held_out:
+        raise ValueError("--metric-epsilon pays for noisy counts of held-out rows: give --test or --holdout")
+
+
+def _check_folder(out: Path | None, resume: bool) -> None:
+    from sordino.runs import RunDirectory
+    from sordino.runs.opening import check_directory
+
+    directory = None if out is None else RunDirectory(out)
+    if directory is not None and not (resume and directory.is_of_a_run):
+        check_directory(directory, resume)
 
 
 def bounds_for(

@@ -25,7 +25,7 @@ from sordino.cli.common import (
     task_for,
     user_of,
 )
-from sordino.cli.private_bounds import bounds_for
+from sordino.cli.private_bounds import bounds_for, check_first
 
 if TYPE_CHECKING:
     from sordino.runs import Run
@@ -89,12 +89,12 @@ def train(
             f"{how.name} needs a budget: give --epsilon and --delta (or --noise-multiplier); there are no defaults"
         )
     user = user_of(data, unit, user_column, rows_per_user, schema)
+    check_first(private_bounds, how, model, (metric_epsilon, unit), (test, holdout), out, resume, signing_key)
     table = data, schema, target, user, rows_per_user
     complete, before = bounds_for(*table, private_bounds, budget, ledger, data_name, out if resume else None)
     loaded = loaded_data(
-        data, classes, features, image_size=image_size, grey=grey, target=target, schema=complete, test=test,
-        holdout=holdout, user=user, rows_per_user=rows_per_user,
-        **({} if metric_epsilon is None else {"whole_test": True}),
+        data, classes, features, image_size=image_size, grey=grey, target=target, schema=complete, test=test, user=user,
+        holdout=holdout, rows_per_user=rows_per_user, **({} if metric_epsilon is None else {"whole_test": True}),
     )  # fmt: skip
     spec = model or model_for(loaded, features)
     folder = run_folder(out, loaded.name)

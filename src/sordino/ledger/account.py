@@ -162,6 +162,14 @@ class Account:
             )
 
     @property
+    def before(self) -> str | None:
+        """Under which name was paid what prepared the run, as it was said when this was reserved."""
+        with self.file.reading() as entries:
+            found = entries.of_run(self.run)
+        planned(found)  # or it is no run of this ledger
+        return before_of(found[0])
+
+    @property
     def identity(self) -> str:
         """What tells its ledger from every other."""
         with self.file.reading() as entries:
@@ -211,6 +219,17 @@ def planned(found: Sequence[Entry]) -> DpEvent:
     if not found or found[0].kind != "reserve":
         raise LedgerError("the ledger knows of no such run: reserve it first")
     return event_from_json(found[0].body["event"])
+
+
+def before_of(reserved: Entry) -> str | None:
+    """Under which name was paid what prepared a run; None if nothing did."""
+    said = reserved.body.get("before")
+    return None if said is None else str(said)
+
+
+def is_preparation(found: Sequence[Entry], data: str | None) -> bool:
+    """Whether these are the entries of something that prepares runs on this data set."""
+    return bool(found) and found[0].data == data and found[0].body.get("kind") == "bounds"
 
 
 def beyond(plan: DpEvent, spent: DpEvent) -> bool:

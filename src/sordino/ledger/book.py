@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sordino.ledger.account import Account, is_closed, may_cost_less, now, spent_so_far
+from sordino.ledger.account import Account, is_closed, is_preparation, may_cost_less, now, spent_so_far
 from sordino.ledger.chain import PAYMENT, Head, LedgerError
 from sordino.ledger.file import Entries, EntryFile, New
 from sordino.ledger.pricing import (
@@ -99,11 +99,13 @@ class LedgerFile:
         delta: float | None = None,
         label: str = "",
         caveat: str = "",
+        before: str | None = None,
     ) -> Account:
         """Set aside what a plan will spend, or raise `BeyondCap`. Under one ``run`` a plan is reserved once.
 
         ``delta`` is the one at which the run alone is priced, ``label`` what to say beside it, ``caveat`` what is to be
-        said wherever it is counted (that its seed is known, for one).
+        said wherever it is counted (that its seed is known, for one), ``before`` the name under which something that
+        prepared it was paid on the same data set: see `pay`.
         """
         name, run = checked_name(data), secrets.token_hex(8) if run is None else _checked_run(run)
         if kind not in KINDS:
@@ -119,6 +121,7 @@ class LedgerFile:
             "caveat": str(caveat),
             "orders": ORDERS_DIGEST,
             **pieces_to_json(event),
+            **({} if before is None else {"before": _checked_run(before)}),
             "created": now(),
         }
         curve = curve_of(event)  # before the file is locked: it may take a moment
@@ -129,6 +132,10 @@ class LedgerFile:
                 _check_same(found[0].data, found[0].body, name, body)
             else:
                 _refuse_lookalike(entries, name)
+                if before is not None and not is_preparation(entries.of_run(before), name):
+                    raise LedgerError(
+                        f"nothing that prepares a run was paid on {name!r} as {before}: pay for it first"
+                    )
                 _check_room(
                     entries, name, lambda spent: spent.add(unit, curve_from(curve), pieces=pieces_of(event))
                 )
@@ -394,7 +401,9 @@ def _check_unit(unit: str) -> None:
 
 
 def _check_same(data: str | None, reserved: Any, name: str, body: dict[str, Any]) -> None:
-    if data != name or any(reserved[part] != body[part] for part in ("event", "unit", "kind")):
+    if data != name or any(
+        reserved.get(part) != body.get(part) for part in ("event", "unit", "kind", "before")
+    ):
         raise LedgerError(
             "this run is in the ledger with another plan or another data set: start it afresh, under a new name"
         )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from sordino.ledger.account import planned, spent_so_far
+from sordino.ledger.account import before_of, planned, spent_so_far
 from sordino.ledger.chain import Entry, LedgerError
 from sordino.ledger.file import Entries
 from sordino.ledger.pricing import (
@@ -61,6 +61,7 @@ class RunRecord:
     delta: float | None
     epsilon: float | None  # None without a delta
     event: DpEvent
+    before: str | None  # the run under which something that prepared this one was paid
 
 
 @dataclass(frozen=True)
@@ -275,6 +276,7 @@ def _record(entries: Entries, reserved: Entry, closed: Entry | None) -> RunRecor
         delta,
         None if delta is None else _epsilon_of(curve_at(entries, last), pieces_in(last.body), delta),
         event_from_json(last.body["event"]) if closed else planned([reserved]),
+        before_of(reserved),
     )
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sordino.ledger.account import below, beyond, planned, spent_so_far
+from sordino.ledger.account import before_of, below, beyond, is_preparation, planned, spent_so_far
 from sordino.ledger.chain import Entry, LedgerError
 from sordino.ledger.file import Entries
 from sordino.ledger.pricing import ORDERS_DIGEST, curve_from, curve_of, pieces_to_json
@@ -49,6 +49,9 @@ class _Meaning:
                 return "its key, under which rows are known again, is another one"
             if entry.run is not None:
                 payments.setdefault(entry.run, []).append(entry)
+            before = before_of(entry) if entry.kind == "reserve" else None
+            if before is not None and not is_preparation(payments.get(before, []), entry.data):
+                return f"entry {entry.number} names something before it that was not paid"
             if "event" in entry.body and _has_other_pieces(entry):
                 return f"entry {entry.number} has not the pieces of its events"
             if entry.price is not None and self._has_another_price(entry):

@@ -72,6 +72,8 @@ def pay_after(process: Process, account: Account | None, ours: bool) -> None:
 def check_before(ledger: LedgerFile | Account | None, plan: RunPlan) -> None:
     """What was released before the run has to be in the ledger that counts the run, under the same name."""
     before = plan.before
+    if isinstance(ledger, Account):
+        _check_same_before(ledger, None if before is None else before.run)
     if before is None:
         return
     if ledger is None:
@@ -88,6 +90,16 @@ def check_before(ledger: LedgerFile | Account | None, plan: RunPlan) -> None:
     book = ledger if isinstance(ledger, LedgerFile) else LedgerFile(ledger.file.path)
     data = plan.data if isinstance(ledger, LedgerFile) else ledger.data
     book.check_paid(before.run, data, plan.unit, before.event)
+
+
+def _check_same_before(account: Account, run: str | None) -> None:
+    """What an account says was released before is what its run says, or no certificate of it could be verified."""
+    said = account.before
+    if said != run:
+        raise ValueError(
+            f"this account is reserved with {said or 'nothing'} before it, and the run has {run or 'nothing'}: reserve "
+            "with before=, the name under which it was paid"
+        )
 
 
 def check_named(data: str) -> None:
@@ -149,6 +161,7 @@ def _reserve(ledger: LedgerFile, run: str, process: Process, plan: RunPlan, acco
             delta=plan.delta,
             label=plan.label,
             caveat=" ".join(filter(None, (plan.caveat, SEED_WARNING if plan.seeded else None))),
+            before=None if plan.before is None else plan.before.run,
         )
     except BeyondCap as refused:
         raise LedgerError(f"{refused}{_what_fits(refused, plan, accountant)}") from refused

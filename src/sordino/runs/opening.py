@@ -14,13 +14,14 @@ from sordino.runs.lock import locked
 def claimed(directory: RunDirectory, resume: bool) -> Iterator[None]:
     """Nobody else runs in ``directory`` meanwhile, and what a killed run could not delete is deleted."""
     if not directory.is_of_a_run:
-        _refuse(directory, resume)  # before a lock is put where somebody keeps other things
+        check_directory(directory, resume)  # before a lock is put where somebody keeps other things
     with locked(directory.path):
         directory.tidy()
         yield
 
 
-def _refuse(directory: RunDirectory, resume: bool) -> None:
+def check_directory(directory: RunDirectory, resume: bool) -> None:
+    """Refuse a place that a new run cannot write to, or in which there is nothing to go on from."""
     path = directory.path
     if path.exists() and not path.is_dir():
         raise ValueError(f"{path} is a file, and a run writes a directory: choose another name")
@@ -40,11 +41,11 @@ def find_checkpoint(directory: RunDirectory | None, resume: bool) -> Saved | Non
             raise ValueError("to resume, say which run: give its directory as out")
         return None
     if not resume:
-        _refuse(directory, resume)
+        check_directory(directory, resume)
         return None
     if directory.is_complete:
         raise ValueError(f"the run in {directory.path} is complete: there is nothing to resume")
     found = Saved.load(directory.checkpoint_folder)
     if found is None:
-        _refuse(directory, resume)
+        check_directory(directory, resume)
     return found

@@ -57,6 +57,11 @@ def wrong_ledger(document: Mapping[str, Any], ledger: LedgerFile) -> str | None:
         return str(error)
     if not known:
         return f"{ledger.path} knows of no run {stated['run']}"
+    if known[0].before != stated.get("before"):
+        return (
+            f"{ledger.path} has run {stated['run']} with {known[0].before or 'nothing'} released before it, and the "
+            f"certificate with {stated.get('before') or 'nothing'}"
+        )
     if "before" not in stated:
         return _wrong_record(document, known[0], str(ledger.path))
     earlier = [each for each in everything if each.run == stated["before"] and each.kind == "bounds"]
