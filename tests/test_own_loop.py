@@ -65,6 +65,40 @@ def test_noise_is_made_for_the_planned_steps_and_no_more_are_taken() -> None:
     assert private.gate.ledger.charges == 10
 
 
+@pytest.mark.parametrize("counted", [True, False])
+def test_a_gate_that_is_called_by_hand_keeps_to_the_plan_too(tmp_path: Path, counted: bool) -> None:
+    given = {"ledger": tmp_path / "mine.db", "data_name": "people"} if counted else {}
+    private, _ = made(nn.Linear(4, 2), **given)
+    for _ in range(10):
+        private.gate()
+    with pytest.raises(ValueError, match="all 10 planned steps are taken"):
+        private.gate()
+    assert private.gate.ledger.charges == 10
+    assert private.certificate["claim"]["stands"]
+
+
+def test_what_was_released_beyond_the_plan_gets_no_certificate() -> None:
+    private, _ = made(nn.Linear(4, 2))
+    private.gate.payer = None
+    for _ in range(11):
+        private.gate()
+    with pytest.raises(ValueError, match="released more than was planned"):
+        _ = private.certificate
+    private, _ = made(nn.Linear(4, 2))
+    private.backward()
+    private.gate.ledger.charge("something else", private.gate.charge_event)
+    with pytest.raises(ValueError, match="released more than was planned"):
+        _ = private.certificate
+
+
+@pytest.mark.parametrize("sampling", ["poisson", "shuffled", "fixed-order"])
+def test_a_certificate_can_be_had_at_every_step(sampling: str) -> None:
+    private, _ = made(nn.Linear(4, 2), sampling=sampling, budget=(30, 1e-3), max_grad_norm=sd.Quantile())
+    first = private.certificate["events"]
+    for _ in private:
+        assert private.certificate["events"] == first
+
+
 def test_a_loop_that_stops_early_goes_on_where_it_was_and_is_certified_as_planned() -> None:
     private, _ = made(nn.Linear(4, 2))
     for number, _ in enumerate(private):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -41,7 +41,8 @@ _LOOP = (
 class PrivateLoop:
     """The planned steps of a loop of one's own, each with a released gradient in ``p.grad``. Made by `make_private`.
 
-    Guarantee: of the whole plan, whether or not all its steps are taken; a step beyond the plan is refused.
+    Guarantee: of the whole plan, whether or not all its steps are taken; a step beyond the plan is refused, also if the
+    gate is called by hand, and what was released beyond it all the same gets no certificate.
 
     Args:
         gate: Through which private rows are seen.
@@ -70,6 +71,7 @@ class PrivateLoop:
     ) -> None:
         self.gate, self.optimizer = gate, optimizer
         self._spending, self._account, self._about = spending, account, about
+        gate.payer = _Planned(len(self), gate.payer)
 
     def __len__(self) -> int:
         assert self.gate.terms.steps is not None
@@ -84,10 +86,6 @@ class PrivateLoop:
     def backward(self) -> Released:
         """In the place of ``loss.backward()``: a batch is drawn, clipped, summed, noised and paid for, and what is
         released lies in ``p.grad``, where the optimiser looks."""
-        if self.gate.step >= len(self):
-            raise ValueError(
-                f"all {len(self)} planned steps are taken, and the noise is made for so many: plan more epochs"
-            )
         released = self.gate()
         for slot, part in self.gate.engine.vector.split(released.gradient):
             slot.parameter.grad = part.clone().reshape(slot.parameter.shape)
@@ -107,6 +105,7 @@ class PrivateLoop:
     @property
     def certificate(self) -> dict[str, Any]:
         """The guarantee of the whole plan, with every event behind it, as `train` writes it."""
+        self._check_within_plan()
         ledger = None if self._account is None else self._account.statement()
         return certificate(
             guarantee=self._spending.total,
@@ -121,6 +120,31 @@ class PrivateLoop:
             created=datetime.now(UTC).isoformat(timespec="seconds"),
             **self._about,
         )
+
+    def _check_within_plan(self) -> None:
+        """The gate is in everybody's hands, so what it was charged is looked at, not what the loop did."""
+        gate = self.gate
+        beyond = gate.step > len(self)
+        if beyond or (gate.ledger.charges and gate.ledger.event != gate.terms.cost(gate.step)):
+            raise ValueError(
+                "the gate has released more than was planned, so the plan's guarantee does not hold: plan more "
+                "epochs, and begin again"
+            )
+
+
+class _Planned:
+    """Refuses what is beyond the plan, whoever calls the gate, before anything is paid or looked at."""
+
+    def __init__(self, steps: int, payer: Callable[[int], None] | None) -> None:
+        self._steps, self._payer = steps, payer
+
+    def __call__(self, step: int) -> None:
+        if step >= self._steps:
+            raise ValueError(
+                f"all {self._steps} planned steps are taken, and the noise is made for so many: plan more epochs"
+            )
+        if self._payer is not None:
+            self._payer(step)
 
 
 def make_private(
