@@ -14,7 +14,7 @@ from torch import nn
 
 from sordino.clipping import Fixed
 from sordino.clipping.policy import ClippingPolicy
-from sordino.data import as_examples
+from sordino.data import Examples, as_examples
 from sordino.data.sampling import sampling_named
 from sordino.gate import ExampleGate, Members, Released
 from sordino.gradients import Engine, Loss, refuse
@@ -36,6 +36,7 @@ _LOOP = (
     "the owner's own loop saw private rows through the gate alone, and took nothing but what it released",
     "the model computes the loss of each example without regard to the others (checked on made-up rows)",
 )
+_OWN_LOOK = "whatever the owner's own loop computed from private rows itself, if it did"
 
 
 class PrivateLoop:
@@ -114,8 +115,7 @@ class PrivateLoop:
             unit=self.gate.unit,
             secure=self.gate.terms.secure,
             seeded=self.gate.streams.seeded,
-            unprotected=["whatever the owner's own loop computed from private rows itself, if it did"],
-            caveat=self.gate.terms.caveat,
+            caveat=_caveat(self.gate),
             ledger=ledger,
             created=datetime.now(UTC).isoformat(timespec="seconds"),
             **self._about,
@@ -231,13 +231,27 @@ def make_private(
     spending = Spending(terms, delta, accountant)
     about = {
         "data": data_name,
-        "assumptions": [how.assumption, *assumptions, *_LOOP],
+        "assumptions": [how.assumption, *assumptions, *_public(examples), *_LOOP],
+        "unprotected": [*_unprotected(examples), _OWN_LOOK],
         "implementation": {"method": f"a loop of the owner's own, with torch's {type(optimizer).__name__}"},
         "rationale": rationale,
         "signing_key": key_of(signing_key),
     }
     account = _counted(ledger, data_name, gate, spending, delta, lambda key: str(examples.fingerprint(key)))
     return PrivateLoop(gate, spending, optimizer, account, about)
+
+
+def _public(examples: Examples) -> list[str]:
+    return [] if examples.inputs is None else [f"public: {', '.join(examples.inputs.public)}"]
+
+
+def _unprotected(examples: Examples) -> tuple[str, ...]:
+    return () if examples.inputs is None else examples.inputs.unprotected
+
+
+def _caveat(gate: ExampleGate) -> str | None:
+    """Why there is no guarantee: of how batches are drawn, or of how the rows were made."""
+    return gate.terms.caveat or (None if gate.inputs is None else gate.inputs.caveat)
 
 
 def _check_optimizer(optimizer: Any, model: nn.Module) -> None:
@@ -269,7 +283,7 @@ def _counted(
         unit=gate.unit,
         delta=delta,
         label="a loop of the owner's own",
-        caveat=" ".join(filter(None, (gate.terms.caveat, SEED_WARNING if gate.streams.seeded else None))),
+        caveat=" ".join(filter(None, (_caveat(gate), SEED_WARNING if gate.streams.seeded else None))),
     )
     account.saw(digest)
     gate.payer = Payer(account, gate.terms)

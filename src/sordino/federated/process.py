@@ -65,7 +65,7 @@ class FederationPlan(RunPlan):
 
     @property
     def caveat(self) -> str | None:
-        return self.terms.caveat if self.private else None
+        return super().caveat if self.private else None
 
     def particulars(self) -> dict[str, Any]:
         terms, training = self.terms, self.training
