@@ -140,6 +140,86 @@ def test_what_is_wrong_with_a_row_stops_nothing() -> None:
     assert np.isfinite(regressor().fit(rows, numbers).predict(X)).all()
 
 
+def _spoilt(cell: Any) -> np.ndarray[Any, Any]:
+    rows = X.astype(object)
+    rows[3, 1] = cell
+    return rows
+
+
+@pytest.mark.parametrize("cell", ["SECRET", {"SECRET": 1}, b"SECRET", 10**400, None])
+def test_no_cell_is_quoted(cell: Any) -> None:
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame(_spoilt(cell), columns=["a", "b", "c"])
+    for rows in (_spoilt(cell), frame, _spoilt(cell).tolist()):
+        private = classifier().fit(rows, Y)
+        assert set(private.predict(rows)) <= {"no", "yes"}
+    targets = [*X[:-1, 0].tolist(), cell]
+    assert np.isfinite(regressor().fit(X, targets).predict(X)).all()
+
+
+def test_what_scikit_learn_says_is_passed_on_if_it_quotes_nobody() -> None:
+    polars = pytest.importorskip("polars")
+    frame = polars.DataFrame({"a": ["SECRET"] * len(Y), "b": X[:, 0], "c": X[:, 1]})
+    secret = np.full(len(Y), 0.123456789)
+    for rows in (frame, secret, [[1.0], [0.123456789, 2.0]], np.full((2, 2, 2), 0.123456789)):
+        for given in (classifier(), regressor()):
+            with pytest.raises(ValueError, match=r".") as raised:
+                given.fit(rows, Y if isinstance(given, sd.SordinoClassifier) else X[:, 0])
+            assert "SECRET" not in str(raised.value)
+            assert "123456" not in str(raised.value)
+            assert raised.value.__cause__ is None
+    with pytest.raises(ValueError, match="2 features"):
+        classifier().fit(X, Y).predict(X[:, :2])
+
+
+@pytest.mark.parametrize(
+    ("classes", "labels", "wrong"),
+    [
+        ([0, 1], [0, 1], "?"),
+        ([True, False], [True, False], "?"),
+        ([0, 1], [np.int64(0), 1.0], None),
+        (["a", "b"], ["a", "b"], 7),
+        ([0, "b"], [0, "b"], [1, 2]),
+        ([0, 1], [torch.tensor(0), 1], {}),
+    ],
+)
+def test_one_label_that_is_none_leaves_the_others_as_they_are(
+    classes: list[Any], labels: list[Any], wrong: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    readable = _counted(monkeypatch)
+    y = (labels * len(X))[: len(X) - 1]
+    classifier(classes=classes).fit(X, [*y, wrong])
+    assert readable == [len(X) - 1]
+
+
+@pytest.mark.parametrize(
+    ("names", "labels"),
+    [(("0", "1"), [0.0, 1.0]), (("0", "1"), [0, 1]), (("true", "false"), [True, np.False_])],
+)
+def test_one_label_that_is_none_leaves_the_others_of_a_table_as_they_are(
+    names: tuple[str, ...], labels: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pandas = pytest.importorskip("pandas")
+    readable = _counted(monkeypatch)
+    schema = sd.Schema(sd.TargetColumn("y", labels=names), (sd.Column("a", "number", low=-3, high=3),))
+    y = (labels * len(X))[: len(X) - 1]
+    private = sd.SordinoClassifier(3, 1e-4, schema=schema)
+    for last in (labels[0], "?"):
+        private.fit(pandas.DataFrame({"a": X[:, 0]}), [*y, last])
+    assert readable == [len(X), len(X) - 1]
+
+
+def _counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many rows of each fit can be read; nothing is trained."""
+    found: list[int] = []
+
+    def look(self: Any, inputs: Any, examples: Any, task: Any) -> None:
+        found.append(len(examples.take_readable(torch.arange(len(examples)))[0]))
+
+    monkeypatch.setattr("sordino.estimators._Private._train", look)
+    return found
+
+
 def test_it_can_be_cloned_and_pickled() -> None:
     private = classifier().fit(X, Y)
     again = pickle.loads(pickle.dumps(private))

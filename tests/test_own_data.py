@@ -10,10 +10,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 import sordino as sd
 from conftest import sordino
+from sordino.features import with_features
+from sordino.features.own import own
 
 JOBS = ("baker", "smith", "weaver")
 QUICK = (
@@ -186,3 +189,39 @@ def test_bounds_that_another_run_paid_for_are_said_and_not_paid_for_in_part(
     half = ("train", "people.csv", "--epsilon", "3", "--private-bounds", "1", *QUICK)
     assert sordino(monkeypatch, *half) == 2
     assert "released for another run" in capsys.readouterr().err
+
+
+def _peeked() -> Any:
+    age = sd.Column("age", "number", low=0, high=99, obtained="peeked")
+    schema = sd.Schema(sd.TargetColumn("y", labels=("no", "yes")), (age,))
+    return sd.read({"age": list(range(100)), "y": ["no", "yes"] * 50}, schema=schema).train
+
+
+def test_a_schema_that_was_read_from_the_rows_voids_the_guarantee_whoever_says_so(tmp_path: Path) -> None:
+    loss, rows = torch.nn.CrossEntropyLoss(reduction="none"), _peeked()
+    halves = torch.utils.data.Subset(rows, range(0, 100, 2))
+    for part in (rows, halves):
+        run = sd.train(
+            torch.nn.Linear(2, 2), loss, part, budget=(3, 1e-3), epochs=1, out=tmp_path / str(len(part))
+        )
+        assert run.certificate is not None
+        assert not run.certificate["claim"]["stands"]
+        assert (tmp_path / str(len(part)) / "inputs.json").exists()
+    tuned = sd.tune(
+        torch.nn.Linear(2, 2), loss, rows, over={"learning_rate": [0.1, 1.0]}, score=rows, method="dp-sgd",
+        budget=(3, 1e-3), epochs=1,
+    )  # fmt: skip
+    federated = sd.federate(
+        torch.nn.Linear(2, 2), loss, rows, clients=20, rounds=1, per_round=5, budget=(3, 1e-3)
+    )
+    for result in (tuned, federated):
+        assert result.certificate is not None
+        assert not result.certificate["claim"]["stands"]
+
+
+def test_features_do_not_undo_how_their_rows_were_made() -> None:
+    loaded = sd.read({"age": list(range(100)), "y": ["no", "yes"] * 50}, schema=_peeked().inputs.schema)
+    featured = with_features(loaded, own("torch:tanh"))
+    assert featured.train.inputs is not None
+    assert featured.train.inputs == featured.inputs
+    assert "--peek" in str(featured.train.inputs.caveat)

@@ -25,7 +25,8 @@ def made(model: nn.Module, **given: Any) -> tuple[sd.PrivateLoop, torch.optim.Op
         "accountant": "rdp",
         "optimizer": optimizer,
     }
-    return sd.make_private(model, loss, DATA, **usual | given), optimizer
+    usual |= given
+    return sd.make_private(model, loss, usual.pop("data", DATA), **usual), optimizer
 
 
 def test_the_loop_is_the_gate_by_hand_to_the_last_bit() -> None:
@@ -63,6 +64,40 @@ def test_noise_is_made_for_the_planned_steps_and_no_more_are_taken() -> None:
     with pytest.raises(ValueError, match="all 10 planned steps are taken"):
         private.backward()
     assert private.gate.ledger.charges == 10
+
+
+@pytest.mark.parametrize("counted", [True, False])
+def test_a_gate_that_is_called_by_hand_keeps_to_the_plan_too(tmp_path: Path, counted: bool) -> None:
+    given = {"ledger": tmp_path / "mine.db", "data_name": "people"} if counted else {}
+    private, _ = made(nn.Linear(4, 2), **given)
+    for _ in range(10):
+        private.gate()
+    with pytest.raises(ValueError, match="all 10 planned steps are taken"):
+        private.gate()
+    assert private.gate.ledger.charges == 10
+    assert private.certificate["claim"]["stands"]
+
+
+def test_what_was_released_beyond_the_plan_gets_no_certificate() -> None:
+    private, _ = made(nn.Linear(4, 2))
+    private.gate.payer = None
+    for _ in range(11):
+        private.gate()
+    with pytest.raises(ValueError, match="released more than was planned"):
+        _ = private.certificate
+    private, _ = made(nn.Linear(4, 2))
+    private.backward()
+    private.gate.ledger.charge("something else", private.gate.charge_event)
+    with pytest.raises(ValueError, match="released more than was planned"):
+        _ = private.certificate
+
+
+@pytest.mark.parametrize("sampling", ["poisson", "shuffled", "fixed-order"])
+def test_a_certificate_can_be_had_at_every_step(sampling: str) -> None:
+    private, _ = made(nn.Linear(4, 2), sampling=sampling, budget=(30, 1e-3), max_grad_norm=sd.Quantile())
+    first = private.certificate["events"]
+    for _ in private:
+        assert private.certificate["events"] == first
 
 
 def test_a_loop_that_stops_early_goes_on_where_it_was_and_is_certified_as_planned() -> None:
@@ -104,6 +139,25 @@ def test_a_ledger_counts_the_plan_before_the_first_step(tmp_path: Path) -> None:
     ledger.cap("people", epsilon=3.5, delta=1e-3)
     with pytest.raises(ValueError, match="people"):
         made(nn.Linear(4, 2), ledger=file, data_name="people")
+
+
+def test_how_rows_of_a_table_were_made_follows_them_into_the_certificate(tmp_path: Path) -> None:
+    def rows(obtained: str) -> Any:
+        age = sd.Column("age", "number", low=0, high=99, obtained=obtained)
+        schema = sd.Schema(sd.TargetColumn("y", labels=("no", "yes")), (age,))
+        return sd.read({"age": list(range(100)), "y": ["no", "yes"] * 50}, schema=schema).train
+
+    peeked, private, public = (
+        made(nn.Linear(2, 2), data=rows(how))[0].certificate for how in ("peeked", "private", "public")
+    )
+    assert (peeked["claim"]["stands"], public["claim"]["stands"]) == (False, True)
+    assert "--peek" in peeked["claim"]["caveat"]
+    assert "a budget of their own" in " ".join(private["unprotected"])
+    assert "a budget of their own" not in " ".join(public["unprotected"])
+    assert "names of the columns" in " ".join(public["assumptions"])
+    file = tmp_path / "mine.db"
+    counted, _ = made(nn.Linear(2, 2), data=rows("peeked"), ledger=file, data_name="people")
+    assert not counted.certificate["claim"]["stands"]
 
 
 @pytest.mark.parametrize(

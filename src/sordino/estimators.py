@@ -82,7 +82,7 @@ class _Private(BaseEstimator):  # type: ignore[misc]
         self.n_features_in_ = len(X.columns)
         columns = {str(name): X[name] for name in X.columns if str(name) != table.target.name}
         check_consistent_length(X, y)
-        targets = np.asarray(y)
+        targets = _one_by_one(y)
         self._train(table, table.examples({**columns, table.target.name: targets}), task)
         return table.target
 
@@ -128,7 +128,8 @@ class _Private(BaseEstimator):  # type: ignore[misc]
 
     def _rows_to_answer(self, X: Any) -> Examples:
         if isinstance(self.inputs_, Arrays):
-            X = validate_data(self, X, reset=False, dtype=_FLOATS, ensure_all_finite="allow-nan")
+            how = {"reset": False, "dtype": _FLOATS, "ensure_all_finite": "allow-nan"}
+            X = _validated(self, _as_numbers(X), **how)
             return self.inputs_.examples(X if self.inputs_.low else np.nan_to_num(X, nan=0.0), targets=False)
         _check_feature_names(self, X, reset=False)
         return self.inputs_.examples({str(name): X[name] for name in X.columns}, targets=False)
@@ -137,6 +138,7 @@ class _Private(BaseEstimator):  # type: ignore[misc]
         tags = super().__sklearn_tags__()
         # Whether a private row is finite is not to be seen, so no row is refused for it: it counts as zero.
         tags.input_tags.allow_nan = True
+        tags.input_tags.string = True  # likewise: what is no number is missing
         return tags
 
 
@@ -212,12 +214,12 @@ class SordinoClassifier(ClassifierMixin, _Private):  # type: ignore[misc]
         if self.schema is not None:
             self.classes_ = np.array(self._fit_table(X, y, classification(), labelled=True).labels)
             return self
-        X, y = _rows_and_targets(self, X, y)
+        X, y = _rows_and_targets(self, X, y if self.classes is None else _one_by_one(y))
         if self.classes is None:
             check_classification_targets(y)
             self.classes_ = np.unique(y)
         else:
-            self.classes_ = np.asarray(self.classes)
+            self.classes_ = _one_by_one(self.classes)
         if len(self.classes_) < 2:
             raise ValueError(
                 "there is one class only, and a classifier needs two: name all of them, as classes="
@@ -226,7 +228,7 @@ class SordinoClassifier(ClassifierMixin, _Private):  # type: ignore[misc]
         if len(set(labels)) < len(labels):
             raise ValueError("two classes have the same name: give each its own")
         places = {label: place for place, label in enumerate(self.classes_.tolist())}
-        numbers = np.array([places.get(label, -1) for label in np.asarray(y).tolist()], dtype=np.int64)
+        numbers = np.array([_place(label, places) for label in np.asarray(y).tolist()], dtype=np.int64)
         facts = "number of classes" if self.classes is not None else "classes (read from the labels)"
         self._trained(X, numbers, Target("y", labels), classification(), (facts,))
         return self
@@ -320,7 +322,7 @@ class SordinoRegressor(RegressorMixin, _Private):  # type: ignore[misc]
             self._fit_table(X, y, regression(), labelled=False)
             return self
         low, high = _pair(self.target_bounds, "target_bounds")
-        X, y = _rows_and_targets(self, X, y, dtype=np.float64)
+        X, y = _rows_and_targets(self, X, _as_numbers(y), dtype=np.float64)
         self._trained(X, y, Target("y", low=low, high=high), regression(), ("bounds of the target",))
         return self
 
@@ -339,9 +341,9 @@ def _rows_and_targets(estimator: BaseEstimator, X: Any, y: Any, dtype: Any = Non
     """Of which some may not be finite: whether a private row is, is not to be seen, so none is refused for it."""
     if y is None:
         raise ValueError(f"{type(estimator).__name__} requires y to be passed, but the target y is None")
-    X, y = validate_data(
+    X, y = _validated(
         estimator,
-        X,
+        _as_numbers(X),
         y,
         validate_separately=(
             {"dtype": _FLOATS, "ensure_all_finite": False},
@@ -351,6 +353,84 @@ def _rows_and_targets(estimator: BaseEstimator, X: Any, y: Any, dtype: Any = Non
     y = column_or_1d(y, warn=True)
     check_consistent_length(X, y)
     return X, y
+
+
+# What scikit-learn says without quoting a cell.
+_QUOTES_NOTHING = (
+    "minimum of",
+    "features as input",
+    "feature names",
+    "Complex data",
+    "inconsistent numbers",
+    "1d array",
+    "expected <=",
+)
+
+
+def _validated(estimator: BaseEstimator, X: Any, *y: Any, **how: Any) -> Any:
+    """By scikit-learn's rules. Of its words only those are passed on that quote nobody's cells."""
+    if getattr(X, "ndim", 2) < 2:
+        raise ValueError(
+            "rows are a table, with a line for each and a column for each feature. Reshape your data"
+        )
+    try:
+        return validate_data(estimator, X, *y, **how)
+    except ValueError as error:
+        if any(words in str(error) for words in _QUOTES_NOTHING):
+            raise
+    raise ValueError("rows or targets are not all numbers of one shape: give arrays of numbers")
+
+
+def _as_numbers(cells: Any) -> Any:
+    """Text and objects as numbers, cell by cell; what is none is missing, and no other row is the worse for it."""
+    if cells is None or hasattr(cells, "nnz"):  # nothing, or sparse: for scikit-learn to refuse
+        return cells
+    if hasattr(cells, "isetitem"):  # a data frame of pandas
+        frame = cells.copy(deep=False)
+        for place, kind in enumerate(cells.dtypes):
+            if kind.kind == "O":
+                frame.isetitem(place, _numbers_in(np.asarray(cells.iloc[:, place], dtype=object)))
+        return frame
+    if hasattr(cells, "columns"):
+        return cells
+    try:
+        found = np.asarray(cells)
+    except ValueError:  # rows of different lengths
+        raise ValueError("rows have different numbers of features: give each the same") from None
+    return _numbers_in(found) if found.dtype.kind in "OUS" else found
+
+
+def _numbers_in(cells: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    numbers = np.array([_number(cell) for cell in cells.ravel().tolist()], dtype=np.float64)
+    return numbers.reshape(cells.shape)
+
+
+def _number(cell: Any) -> float:
+    try:
+        return float(cell)
+    except (TypeError, ValueError, OverflowError):
+        return np.nan
+
+
+def _one_by_one(labels: Any) -> np.ndarray[Any, Any]:
+    """As they are: of a list of which one is text, NumPy would make text of all."""
+    if not isinstance(labels, list | tuple):
+        return np.asarray(labels)
+    plain = [each.item() if getattr(each, "shape", None) == () else each for each in labels]
+    if len({type(each) for each in plain}) == 1 and isinstance(plain[0], str | bool | int | float):
+        return np.asarray(plain)
+    found = np.empty(len(plain), dtype=object)
+    for place, each in enumerate(plain):
+        found[place] = each
+    return found
+
+
+def _place(label: Any, places: dict[Any, int]) -> int:
+    """Of its class, or -1 if it is none."""
+    try:
+        return places.get(label, -1)
+    except TypeError:  # it has no hash
+        return -1
 
 
 def _network(model: Any, shape: tuple[int, ...], outputs: int, seed: int | None) -> nn.Module:

@@ -40,6 +40,8 @@ from sordino.vector import holding
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
 
+    from sordino.data.inputs import Inputs
+
 _ROOM = rounding_of_sums(MOST_UNITS) + ROUNDING + 2e-5  # of sums, to the grid, and of norms: 0.4 %
 
 
@@ -274,6 +276,11 @@ class ExampleGate(Door):
         self.unit = members.unit
         if not engine.ready:
             self._prepare(template)
+
+    @property
+    def inputs(self) -> Inputs | None:
+        """How raw rows became its data, where that is known."""
+        return self._data.inputs
 
     @property
     def theta(self) -> Tensor:

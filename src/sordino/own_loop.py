@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from torch import nn
 
 from sordino.clipping import Fixed
 from sordino.clipping.policy import ClippingPolicy
-from sordino.data import as_examples
+from sordino.data import Examples, as_examples
 from sordino.data.sampling import sampling_named
 from sordino.gate import ExampleGate, Members, Released
 from sordino.gradients import Engine, Loss, refuse
@@ -36,12 +36,14 @@ _LOOP = (
     "the owner's own loop saw private rows through the gate alone, and took nothing but what it released",
     "the model computes the loss of each example without regard to the others (checked on made-up rows)",
 )
+_OWN_LOOK = "whatever the owner's own loop computed from private rows itself, if it did"
 
 
 class PrivateLoop:
     """The planned steps of a loop of one's own, each with a released gradient in ``p.grad``. Made by `make_private`.
 
-    Guarantee: of the whole plan, whether or not all its steps are taken; a step beyond the plan is refused.
+    Guarantee: of the whole plan, whether or not all its steps are taken; a step beyond the plan is refused, also if the
+    gate is called by hand, and what was released beyond it all the same gets no certificate.
 
     Args:
         gate: Through which private rows are seen.
@@ -70,6 +72,7 @@ class PrivateLoop:
     ) -> None:
         self.gate, self.optimizer = gate, optimizer
         self._spending, self._account, self._about = spending, account, about
+        gate.payer = _Planned(len(self), gate.payer)
 
     def __len__(self) -> int:
         assert self.gate.terms.steps is not None
@@ -84,10 +87,6 @@ class PrivateLoop:
     def backward(self) -> Released:
         """In the place of ``loss.backward()``: a batch is drawn, clipped, summed, noised and paid for, and what is
         released lies in ``p.grad``, where the optimiser looks."""
-        if self.gate.step >= len(self):
-            raise ValueError(
-                f"all {len(self)} planned steps are taken, and the noise is made for so many: plan more epochs"
-            )
         released = self.gate()
         for slot, part in self.gate.engine.vector.split(released.gradient):
             slot.parameter.grad = part.clone().reshape(slot.parameter.shape)
@@ -107,6 +106,7 @@ class PrivateLoop:
     @property
     def certificate(self) -> dict[str, Any]:
         """The guarantee of the whole plan, with every event behind it, as `train` writes it."""
+        self._check_within_plan()
         ledger = None if self._account is None else self._account.statement()
         return certificate(
             guarantee=self._spending.total,
@@ -115,12 +115,36 @@ class PrivateLoop:
             unit=self.gate.unit,
             secure=self.gate.terms.secure,
             seeded=self.gate.streams.seeded,
-            unprotected=["whatever the owner's own loop computed from private rows itself, if it did"],
-            caveat=self.gate.terms.caveat,
+            caveat=_caveat(self.gate),
             ledger=ledger,
             created=datetime.now(UTC).isoformat(timespec="seconds"),
             **self._about,
         )
+
+    def _check_within_plan(self) -> None:
+        """The gate is in everybody's hands, so what it was charged is looked at, not what the loop did."""
+        gate = self.gate
+        beyond = gate.step > len(self)
+        if beyond or (gate.ledger.charges and gate.ledger.event != gate.terms.cost(gate.step)):
+            raise ValueError(
+                "the gate has released more than was planned, so the plan's guarantee does not hold: plan more "
+                "epochs, and begin again"
+            )
+
+
+class _Planned:
+    """Refuses what is beyond the plan, whoever calls the gate, before anything is paid or looked at."""
+
+    def __init__(self, steps: int, payer: Callable[[int], None] | None) -> None:
+        self._steps, self._payer = steps, payer
+
+    def __call__(self, step: int) -> None:
+        if step >= self._steps:
+            raise ValueError(
+                f"all {self._steps} planned steps are taken, and the noise is made for so many: plan more epochs"
+            )
+        if self._payer is not None:
+            self._payer(step)
 
 
 def make_private(
@@ -207,13 +231,27 @@ def make_private(
     spending = Spending(terms, delta, accountant)
     about = {
         "data": data_name,
-        "assumptions": [how.assumption, *assumptions, *_LOOP],
+        "assumptions": [how.assumption, *assumptions, *_public(examples), *_LOOP],
+        "unprotected": [*_unprotected(examples), _OWN_LOOK],
         "implementation": {"method": f"a loop of the owner's own, with torch's {type(optimizer).__name__}"},
         "rationale": rationale,
         "signing_key": key_of(signing_key),
     }
     account = _counted(ledger, data_name, gate, spending, delta, lambda key: str(examples.fingerprint(key)))
     return PrivateLoop(gate, spending, optimizer, account, about)
+
+
+def _public(examples: Examples) -> list[str]:
+    return [] if examples.inputs is None else [f"public: {', '.join(examples.inputs.public)}"]
+
+
+def _unprotected(examples: Examples) -> tuple[str, ...]:
+    return () if examples.inputs is None else examples.inputs.unprotected
+
+
+def _caveat(gate: ExampleGate) -> str | None:
+    """Why there is no guarantee: of how batches are drawn, or of how the rows were made."""
+    return gate.terms.caveat or (None if gate.inputs is None else gate.inputs.caveat)
 
 
 def _check_optimizer(optimizer: Any, model: nn.Module) -> None:
@@ -245,7 +283,7 @@ def _counted(
         unit=gate.unit,
         delta=delta,
         label="a loop of the owner's own",
-        caveat=" ".join(filter(None, (gate.terms.caveat, SEED_WARNING if gate.streams.seeded else None))),
+        caveat=" ".join(filter(None, (_caveat(gate), SEED_WARNING if gate.streams.seeded else None))),
     )
     account.saw(digest)
     gate.payer = Payer(account, gate.terms)

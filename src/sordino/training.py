@@ -94,7 +94,8 @@ def train(
         signing_key: a PEM file with the Ed25519 key that signs it; by default the one that ``SORDINO_SIGNING_KEY``
             names.
         details: plain data that goes into run.json.
-        inputs: how raw rows became ``data``; kept in the run, so that the trained model can be given raw rows.
+        inputs: how raw rows became ``data``; kept in the run, so that the trained model can be given raw rows. By
+            default what the rows of a table say themselves.
         before: what was released on the same budget before the run, a `Before`: the noise makes room for it.
         metric_epsilon: the part of the budget for noisy counts of the held-out rows, which are then looked at once, at
             the end, and covered.
@@ -107,6 +108,7 @@ def train(
     """
     (asked,) = taken(options, train, Options)
     task, examples = as_task(loss), as_examples(data)
+    asked = asked.with_inputs_of(examples)
     refuse(model)  # before any data is touched
     method = method_named(method) if isinstance(method, str) else method
     if not isinstance(method, Method):

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sordino.data.inputs import Inputs
 from sordino.data.sources import Examples
 from sordino.data.tree import Tree
 
@@ -72,12 +73,13 @@ class KeptExamples(Examples):
         *,
         divisor: float = 1.0,
         centre: float = 0.0,
+        inputs: Inputs | None = None,
     ) -> None:
         """A stored value v is v / divisor - centre to a model; both are public constants."""
         if not len(rows.rows) == len(targets) == len(readable):
             raise ValueError("rows and targets are of different numbers: give each row one target")
         self._mapped, self._labels, self._readable = rows, targets, readable
-        self._divisor, self._centre = divisor, centre
+        self._divisor, self._centre, self.inputs = divisor, centre, inputs
 
     def __len__(self) -> int:
         return len(self._labels)

@@ -10,7 +10,7 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 import torch
@@ -29,6 +29,9 @@ from sordino.data.chance import seeded
 from sordino.data.datasets import HuggingRows, dataset_behind, is_hugging_face, refuse_overlap
 from sordino.data.tree import Tree, tree_leaves, tree_map
 from sordino.data.wrong import dtype_word
+
+if TYPE_CHECKING:
+    from sordino.data.inputs import Inputs
 
 # Made-up rows are the same everywhere: a model check must not draw from the run's streams of randomness.
 _TEMPLATE_SEED = 20_240_229
@@ -53,6 +56,9 @@ class Examples(ABC):
 
         Asked for every row in order, it may return the stored tensors themselves: never write to the result.
         """
+
+    # How raw rows became these, where they know: what it took from them follows the rows into the certificate.
+    inputs: Inputs | None = None
 
     may_draw_randomness = False  # does take() run code of the user's, which may augment?
 
@@ -209,7 +215,7 @@ class _SubsetExamples(Examples):
             )
         self._whole = whole
         self._rows = rows
-        self.may_draw_randomness = whole.may_draw_randomness
+        self.may_draw_randomness, self.inputs = whole.may_draw_randomness, whole.inputs
 
     def __len__(self) -> int:
         return self._rows.numel()

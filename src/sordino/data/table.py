@@ -159,6 +159,7 @@ class TableExamples(Examples):
     def __init__(self, matrix: Matrix, table: Table, targets: bool, users: bool) -> None:
         self._matrix, self._table, self._has_targets, self._has_users = matrix, table, targets, users
         self._left_out: npt.NDArray[np.bool_] | None = None
+        self.inputs = table
 
     def __len__(self) -> int:
         return len(self._matrix)

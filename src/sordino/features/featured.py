@@ -190,7 +190,14 @@ def _computed(part: Any, features: Frozen, shape: tuple[int, ...], progress: boo
         kept.touch(len(places))
         readable[places] = True
         targets[start : start + len(labels)] = labels
-    return KeptExamples(kept, targets, readable, divisor=1 / features.scale)
+    inputs = _inputs_behind(part, features)
+    return KeptExamples(kept, targets, readable, divisor=1 / features.scale, inputs=inputs)
+
+
+def _inputs_behind(part: Any, features: Frozen) -> Featured | None:
+    """What the rows say of how they were made, which features do not undo; None if they say nothing."""
+    base = None if _is_texts(part) else as_examples(part).inputs
+    return None if base is None else Featured(base.target, base, features)
 
 
 def _batches(examples: Examples, features: Frozen) -> Iterator[tuple[Tensor, Tensor, Tensor]]:

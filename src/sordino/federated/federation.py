@@ -161,6 +161,8 @@ def begun(
         population, tuning = population_of(
             who.data, who.partition, who.clients, who.holdout, recording.streams
         )
+        asked = asked.with_inputs_of(population.examples)
+        recording = replace(recording, asked=asked)
         typical = promised.public_examples or float(round(population.mean_examples))
         training.check(typical)
         federation = Federation(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from inspect import signature
 from pathlib import Path
 from typing import Any, TypedDict
@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from sordino.data.inputs import Inputs
+from sordino.data.sources import Examples
 from sordino.ledger import ledger_of
 from sordino.privacy import Budget
 from sordino.privacy.budget import budget_of, check_epsilon
@@ -113,6 +114,15 @@ class Options:
         """Only `train` has a price for what is released besides the training."""
         if self.before is not None or self.metric_epsilon is not None:
             raise ValueError(f"{what} has no price for bounds or metrics that are paid for: leave them out")
+
+    def with_inputs_of(self, examples: Examples) -> Options:
+        """With what the rows themselves say of how they were made, unless the caller has said it: a schema that was
+        read from them voids a guarantee also where nobody mentions it."""
+        return (
+            self
+            if self.inputs is not None or examples.inputs is None
+            else replace(self, inputs=examples.inputs)
+        )
 
     @property
     def wants_privacy(self) -> bool:

@@ -37,6 +37,8 @@ def counted(
         yield None
         return
     names = dict.fromkeys(each.method.name for each in plan.candidates)
+    of_inputs = None if asked.inputs is None else asked.inputs.caveat
+    caveats = [*plan.caveats, of_inputs, SEED_WARNING if standing.seeded else None]
     try:
         account = ledger.reserve(
             asked.data_name,
@@ -46,7 +48,7 @@ def counted(
             unit=unit,
             delta=plan.budget.delta,
             label=", ".join(names),
-            caveat=" ".join(dict.fromkeys([*plan.caveats, *([SEED_WARNING] if standing.seeded else [])])),
+            caveat=" ".join(dict.fromkeys(filter(None, caveats))),
         )
     except LedgerError:
         if not asked.resume:

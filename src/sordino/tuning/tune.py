@@ -94,6 +94,7 @@ def tune(
     _check(asked, stopping, groups, score_groups)
     assert asked.budget is not None
     task, examples = as_task(loss), as_examples(data)
+    asked = asked.with_inputs_of(examples)
     refuse(model)  # before any data is touched
     members = Members(len(examples), groups)
     candidates = candidates_of(over, method, settings, epochs, batch_size)
