@@ -119,8 +119,8 @@ def test_a_peek_says_so_and_marks_every_column(
         ("", "is empty, or has no header"),
         ("a,b,a,y\n", "has two columns of the same name"),
         ("a,,y\n", "has a column without a name"),
-        ("a,b\n", "has no column 'y': it has 'a', 'b'"),
-        ("39,Private,77516\n", "its first line looks like a row: it needs a header"),
+        ("a,b\n", "has no column 'y' in its first line: check the name"),
+        ("39,Private,77516\n", "check the name, and that this line is a header"),
         ('a,"b,y\n', "quotes do not match"),
     ],
 )

@@ -136,6 +136,18 @@ def test_whatever_a_line_holds_the_others_are_what_they_were(
     assert [found[0], found[2]] == [{"a": b"1", "b": b"2"}, {"a": b"3", "b": b"4"}]
 
 
+@pytest.mark.parametrize("newlines", [False, True])
+def test_a_byte_order_mark_in_front_of_a_row_opens_no_quote(newlines: bool, tmp_path: Path) -> None:
+    """Arrow drops one at the start of what it is given, and then sees a quote where we saw none."""
+    path = tmp_path / "rows.csv"
+    path.write_bytes(b'a,b\n\xef\xbb\xbf"1,2\n3,"x,y"\n5,6\n')
+    found = [
+        row for table, _ in CsvRows(path, newlines=newlines).batches(["a", "b"]) for row in table.to_pylist()
+    ]
+    assert found[1:] == [{"a": b"3", "b": b"x,y"}, {"a": b"5", "b": b"6"}]
+    assert len(found) == 3
+
+
 @pytest.mark.parametrize(
     ("raw", "said"),
     [

@@ -157,6 +157,9 @@ def test_every_number_is_in_one_bin_and_what_is_none_in_no_bin(values: list[floa
 
 
 def test_empty_bins_stay_below_what_noise_alone_reaches() -> None:
+    assert noise_alone(4, 0.5) == pytest.approx(
+        8 * noise_alone(1, 1.0)
+    )  # of users with four rows, at half the epsilon
     """The rule is for a chance of one in a thousand: a hundred empty tables show at most a few."""
     from sordino.privacy.counts import noisy_counts
 

@@ -14,7 +14,11 @@ from sordino.data import as_examples
 from sordino.data.schema import Column, Schema, TargetColumn
 
 SCHEMA = Schema(TargetColumn("y", labels=("no", "yes")), (Column("age", "number", low=0, high=100),))
-ROWS = {"age": list(range(100)), "y": ["no", "yes"] * 50, "id": [f"u{row // 4}" for row in range(100)]}
+ROWS: dict[str, list[Any]] = {
+    "age": list(range(100)),
+    "y": ["no", "yes"] * 50,
+    "id": [f"u{row // 4}" for row in range(100)],
+}
 
 
 def ages(examples: Any) -> list[int]:
@@ -33,14 +37,22 @@ def test_held_out_rows_depend_on_their_number_alone() -> None:
     assert ages(sd.read(ROWS, schema=SCHEMA, holdout=0.2, holdout_seed=1).test) != ages(one.test)
 
 
-def test_users_are_held_out_whole_and_numbered_as_they_come() -> None:
+def test_users_are_held_out_whole_and_no_row_moves_another_user() -> None:
     loaded = sd.read(ROWS, schema=SCHEMA, user="id", holdout=0.2)
     assert loaded.users is not None
     assert len(loaded.train) == len(loaded.users) == 80
     assert loaded.users.unique().tolist() != list(range(25))
     held, kept = ({age // 4 for age in ages(part)} for part in (loaded.test, loaded.train))
     assert (len(held), len(kept), held & kept) == (5, 20, set())
-    assert [age // 4 for age in ages(loaded.train)] == loaded.users.tolist()
+    units = dict(zip([age // 4 for age in ages(loaded.train)], loaded.users.tolist(), strict=True))
+    assert len(set(units.values())) == 20
+    # A row that says no longer whose it is: everybody else stays where they were, with the same number.
+    without = {**ROWS, "id": [None, *ROWS["id"][1:]]}
+    assert {age // 4 for age in ages(sd.read(without, schema=SCHEMA, user="id", holdout=0.2).test)} == held
+    whole, nulled = (sd.read(table, schema=SCHEMA, user="id").users for table in (ROWS, without))
+    assert whole is not None
+    assert nulled is not None
+    assert torch.equal(whole[1:], nulled[1:])
 
 
 def test_a_user_has_so_many_rows_and_a_row_of_nobody_adds_nothing() -> None:
@@ -49,7 +61,9 @@ def test_a_user_has_so_many_rows_and_a_row_of_nobody_adds_nothing() -> None:
     assert loaded.users is not None
     assert len(loaded.train) == 6
     assert ages(loaded.train) == [1, 3, 4, 6]
-    assert loaded.users[[0, 2, 3, 4, 5]].tolist() == [0, 0, 1, 0, 1]
+    b, a = loaded.users[[0, 3]].tolist()
+    assert loaded.users[[0, 2, 3, 4, 5]].tolist() == [b, b, a, b, a]
+    assert {a, b} == {0, 1}
     assert int(loaded.users.max()) == 1
 
 

@@ -204,7 +204,7 @@ def test_bounds_that_were_looked_up_in_the_rows_void_the_guarantee() -> None:
     [
         ({"y": ["no"]}, "no column 'age': it has 'y'"),
         ({"age": [1]}, "no column 'y': it has 'age'"),
-        ({"39": [1], "Private": [2]}, "no column 'age', and its first line looks like a row"),
+        ({"39": [1], "Private": [2]}, "no column 'age' in its first line"),
         ({"age": [], "y": []}, "has no rows"),
         ({"age": [1, 2], "y": ["no"]}, "different lengths"),
         ({"age": 3, "y": ["no"]}, "column 'age' of the table is no list"),

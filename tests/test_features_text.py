@@ -55,7 +55,7 @@ def test_texts_become_rows_and_numbers_do_not() -> None:
     found = with_features(loaded, f"sentence-transformers:{model()}")
     assert found.input_shape == (384,)
     inputs, targets = found.train.take(torch.arange(4))
-    torch.testing.assert_close(inputs, Sentences(model())(TEXTS))
+    torch.testing.assert_close(inputs, 4 * Sentences(model())(TEXTS))
     assert targets.tolist() == [0, 1, 0, 1]
     numbers = Loaded("rows", (torch.rand(4, 3), torch.arange(4)), None, 4, (3,))
     with pytest.raises(ValueError, match="are for texts, and the rows are numbers"):

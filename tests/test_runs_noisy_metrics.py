@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -12,6 +13,8 @@ from torch import Tensor, nn
 import sordino as sd
 from conftest import cross_entropy
 from sordino.data.inputs import Target
+from sordino.data.npz import Arrays
+from sordino.data.table import Table
 from sordino.runs import noisy_metrics as module
 from sordino.runs.noisy_metrics import GRID, NoisyMetrics
 from sordino.tasks import classification, regression
@@ -60,6 +63,39 @@ def test_errors_are_clipped_to_the_public_range_and_priced_for_all_of_it(
     assert counts == [GRID // 4 + GRID + GRID + GRID]  # what cannot be computed is as wrong as can be
     released = made.release()  # without noise, as it was replaced
     assert released["test_mean_absolute_error"] == pytest.approx(3.25 * 100 / 4)
+    # Laplace noise of scale 100 / epsilon on the sum of four errors.
+    assert released["test_mean_absolute_error_noise"] == pytest.approx(2**0.5 * 100 / 0.5 / 4, rel=1e-4)
+
+
+def test_a_target_that_cannot_be_read_is_as_wrong_as_can_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = Target("age", low=0.0, high=100.0)
+    schema = sd.Schema(sd.TargetColumn("age", low=0, high=100), (sd.Column("x", "number", low=-1, high=1),))
+    rows = Table(schema).examples({"x": [0, 0, 0, 0], "age": [50, 50, "?", None]})
+    made = NoisyMetrics(nn.Linear(2, 1), regression(), rows, 0.5, "example", target)
+    nn.init.zeros_(made._model.weight)  # type: ignore[arg-type]
+    nn.init.zeros_(made._model.bias)  # type: ignore[arg-type]
+    assert counted(monkeypatch, made)[0] == [2 * GRID]
+
+
+@pytest.mark.parametrize("width", [30, 31, 109, 301])
+def test_a_row_that_cannot_be_read_moves_no_other_row_at_a_tie(
+    width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Last digits depend on where in a batch a row stands, and at a tie they decide."""
+    torch.manual_seed(0)
+    model = nn.Linear(width, 2)
+    with torch.no_grad():
+        rows = torch.randn(500, width)
+        across = model.weight[0] - model.weight[1]
+        apart = model.bias[0] - model.bias[1]
+        rows -= ((rows @ across + apart) / (across @ across))[:, None] * across
+    found = []
+    for first in ("0", "?"):
+        labels = np.array([first, *["0", "1"] * 249, "1"], dtype=object)
+        examples = Arrays(Target("y", ("0", "1")), (width,)).examples((rows.numpy(), labels))
+        made = NoisyMetrics(model, classification(), examples, 1.0, "example", None)
+        found.append(counted(monkeypatch, made)[0])
+    assert sum(abs(one - other) for one, other in zip(*found, strict=True)) == 1
 
 
 class _Fails(nn.Module):

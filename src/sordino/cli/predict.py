@@ -94,6 +94,11 @@ def export(
 
     if format not in SUFFIXES:
         raise ValueError(f"there is no format {format!r}: there are {', '.join(SUFFIXES)}")
+    of_suffix = {suffix: name for name, suffix in SUFFIXES.items()}.get(
+        "" if out is None else out.suffix, format
+    )
+    if of_suffix != format:
+        raise ValueError(f"{out} would be of format {of_suffix}: give --format {of_suffix}, or another name")
     with warnings_in_one_line():
         path = write(_loaded(run), format, out)
     if as_json:

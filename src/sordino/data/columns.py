@@ -54,8 +54,8 @@ def columns_of(source: Any, schema: Schema) -> Columns:
 
 
 def check_names(names: Sequence[str], wanted: Sequence[str], where: str) -> None:
-    """Every wanted column is there, once. The first line of a CSV file that may be a row is not quoted: one that has none
-    of the names, or a number among them."""
+    """Every wanted column is there, once. The first line of a CSV file that may be a row is not quoted: one that has
+    none of the names, or a number among them."""
     from_a_line = where.lower().endswith(".csv")
     for name in wanted:
         if name not in names:

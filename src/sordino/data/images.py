@@ -233,5 +233,7 @@ def _unlabelled(source: Any) -> list[Path]:
             return _files(path, "the folder")
         if not path.is_file():
             raise ValueError(f"{path} does not exist: check the path")
+        if path.suffix.lower() not in _SUFFIXES:
+            raise ValueError(f"{path} is no image: give an image, or a folder of images")
         return [path]
     return [Path(each) for each in source]

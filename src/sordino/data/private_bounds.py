@@ -119,7 +119,7 @@ def _words(numbers: Sequence[str], categories: Sequence[str]) -> str:
         parts.append(f"bounds of {', '.join(map(repr, numbers))} from noisy counts in a fixed public grid")
     if categories:
         parts.append(f"values of {', '.join(map(repr, categories))} with noisy counts above a threshold")
-    return f"Private preprocessing: {'; '.join(parts)}."
+    return f"Private preprocessing: {'; '.join(parts)}. All rows of the file were counted, held-out ones too."
 
 
 @dataclass

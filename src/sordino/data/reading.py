@@ -17,6 +17,7 @@ from sordino.data.loaded import Loaded
 from sordino.data.schema import Schema
 from sordino.data.sources import Examples, part_of
 from sordino.data.table import Table, TableExamples
+from sordino.warn import warn
 
 ROWS_PER_USER = 16
 
@@ -203,5 +204,11 @@ def _measurable(rows: TableExamples, held: npt.NDArray[np.bool_] | None = None) 
     if len(readable) == 0:
         raise ValueError(
             "no held-out row has a target that can be read: check the labels or bounds in the schema"
+        )
+    count = len(rows) if held is None else int(held.sum())
+    if len(readable) < count:
+        warn(
+            f"{count - len(readable)} of {count} held-out rows have no target that can be read, and are not measured: "
+            "check the labels or bounds in the schema"
         )
     return part_of(rows, readable)

@@ -141,8 +141,8 @@ class Table(Inputs):
         if not elsewhere:
             return None
         return (
-            f"bounds or values of {listed(elsewhere)} in the schema were released with noise for something else, and what "
-            "that cost is not counted here: this is no guarantee by itself"
+            f"bounds or values of {listed(elsewhere)} in the schema were released with noise for something else, and "
+            "what that cost is not counted here: this is no guarantee by itself"
         )
 
     @property

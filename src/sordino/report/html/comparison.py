@@ -12,7 +12,7 @@ from sordino.report.html.guarantee import epsilon_shown
 from sordino.report.html.kept import Kept
 from sordino.report.html.measures import called, is_share, main_measure, with_mark, written
 from sordino.report.html.numbers import shown
-from sordino.report.html.pieces import bullets, card, cards, clock, mark, section, table
+from sordino.report.html.pieces import bullets, card, cards, mark, section, table
 from sordino.report.html.tags import NOTHING, Html, Part, joined, tag
 
 MOST_CURVES = 2 * SLOTS
@@ -40,13 +40,21 @@ def comparison(runs: Sequence[Kept]) -> Html:
     measure = called(next(iter(mains))) if len(mains) == 1 else "result"
     # A mark that is the same for a whole column stands above it.
     result = joined(measure, mark()) if bare else measure
-    heads = ["run", "method", "epsilon", result, "delta", "unit", "steps", "batch", joined("seconds", mark())]
+    heads = [
+        "run",
+        result,
+        "epsilon",
+        "method",
+        "delta",
+        "unit",
+        "steps",
+    ]  # what matters most: a phone shows three
     many = len({str(run.summary.get("data")) for run in runs}) > 1
     rows = [_row(run, bare, len(mains) > 1) for run in runs]
     if many:
         heads.append("data")
         rows = [[*row, str(run.summary.get("data", "-"))] for row, run in zip(rows, runs, strict=True)]
-    found = table(f"{len(runs)} runs", heads, rows, [2, 3, 4, 6, 7, 8])
+    found = table(f"{len(runs)} runs", heads, rows, [1, 2, 4, 6])
     return section("runs", "Side by side", found, bullets(_to_keep_in_mind(runs)))
 
 
@@ -57,18 +65,15 @@ def _row(run: Kept, bare: bool, several: bool) -> list[Part]:
         value = run.measured[main]
         number_of = tag("b", written(main, value) if bare else with_mark(run, main, value))
         result = joined(f"{called(main)} " if several else "", number_of)
-    batch = summary.get("batch_size", mapping(summary.get("local_plan")).get("batch_size"))
     rounds = f"{_number(summary['rounds'])} rounds" if "rounds" in summary else ""
     return [
         run.name,
-        joined(method_of(run), mark("seeded") if summary.get("seeded") else None),
-        epsilon_shown(run),
         result,
+        epsilon_shown(run),
+        joined(method_of(run), mark("seeded") if summary.get("seeded") else None),
         _number(summary.get("delta")) if run.account.private else "-",
         str(summary.get("unit", "-")),
         rounds or _number(summary.get("steps")),
-        _number(batch),
-        clock(_number(summary.get("seconds"))),
     ]
 
 

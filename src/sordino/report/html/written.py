@@ -84,12 +84,12 @@ def _columns(columns: list[Any]) -> Html:
         rows.append(
             [
                 str(column.get("name", f"column {place + 1}")),
+                _obtained(column),  # before what a phone leaves to be scrolled to
                 str(column.get("kind", "not stated")),
                 _holds(column),
-                _obtained(column),
             ]
         )
-    return table("Columns, and how each bound was obtained", ["column", "kind", "values", "obtained"], rows)
+    return table("Columns, and how each bound was obtained", ["column", "obtained", "kind", "values"], rows)
 
 
 def _holds(column: Mapping[str, Any]) -> str:
