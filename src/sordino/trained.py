@@ -202,8 +202,8 @@ def load(
     It is read from run.json, inputs.json, certificate.json and model.safetensors; nothing is unpickled. A model that
     was named (``mlp:64``) is built again by its name, and so are features. Names that stand for code
     (``MODULE:CALLABLE``: the model in run.json, features or an embedding in inputs.json) are refused unless
-    ``trust_code`` is True: whoever wrote the run chooses what they run. Models and features that are known by name, and sentence-transformers, which are data
-    wherever they lie, need no trust.
+    ``trust_code`` is True: whoever wrote the run chooses what they run. Models and features that are known by name, and
+    sentence-transformers, which are data wherever they lie, need no trust.
 
     Guarantee: what is loaded is the file that the certificate is about, or it is refused. An unfinished run is refused.
 
