@@ -3,6 +3,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -177,3 +178,25 @@ def test_a_table_is_predicted_row_by_row_whatever_is_in_its_cells(
     assert json.loads(capsys.readouterr().out)["rows"] == 120
     said = [each for each in trained.certificate["assumptions"] if each.startswith("public: ")]
     assert len(said) == 1
+
+
+def test_code_that_a_run_names_is_run_on_request_alone(
+    run: Path, tmp_path: Path, monkeypatch: Any, capsys: Any
+) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(run, copy)
+    mine = tmp_path / "mine.py"
+    mine.write_text(
+        f"import pathlib, torch\npathlib.Path({str(tmp_path / 'ran')!r}).touch()\n"
+        "def net(): return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))\n"
+    )
+    summary = json.loads((copy / "run.json").read_text()) | {"model": f"{mine}:net"}
+    (copy / "run.json").write_text(json.dumps(summary))
+    commands = (("predict", str(copy), "digits"), ("evaluate", str(copy), "digits"), ("export", str(copy)))
+    for command in commands:
+        assert sordino(monkeypatch, *command) != 0
+        assert "--trust-code" in capsys.readouterr().err
+    assert not (tmp_path / "ran").exists()
+    for command in commands:
+        assert sordino(monkeypatch, *command, "--trust-code") == 0
+    assert (tmp_path / "ran").exists()

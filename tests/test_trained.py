@@ -14,6 +14,7 @@ import sordino as sd
 from sordino.data import Examples, load
 from sordino.data.inputs import Target
 from sordino.data.npz import Arrays
+from sordino.features.featured import runs_code
 
 ROWS = np.random.default_rng(0).normal(size=(50, 3)).astype(np.float32)
 LABELS = Target("colour", ("red", "green"))
@@ -77,7 +78,58 @@ def test_a_model_of_the_users_own_is_built_by_its_path(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("mine.py").write_text("import torch\ndef net():\n    return torch.nn.Linear(3, 2)\n")
-    assert len(sd.load(trained_in(tmp_path, details={"model": "mine.py:net"})).predict(ROWS)) == 50
+    folder = trained_in(tmp_path, details={"model": "mine.py:net"})
+    assert len(sd.load(folder, trust_code=True).predict(ROWS)) == 50
+
+
+def _booby_trapped(folder: Path) -> str:
+    (folder / "evil.py").write_text(
+        "import pathlib, torch\n"
+        f"pathlib.Path({str(folder / 'sprung')!r}).touch()\n"
+        "def net(): return torch.nn.Linear(3, 2)\n"
+        "def f(rows): return torch.zeros(len(rows), 3)\n"
+    )
+    return str(folder / "evil.py")
+
+
+def test_code_that_a_run_names_is_not_run_unless_it_is_trusted(run: Path) -> None:
+    evil, file = _booby_trapped(run), run / "inputs.json"
+    said = json.loads(file.read_text())
+    base = {name: value for name, value in said.items() if name not in ("format", "target")}
+    front = {"kind": "featured", "features": {"name": f"{evil}:f"}, "base": base}
+    behind = {"kind": "featured", "features": {"name": "scattering"}, "base": front}
+    column = {"name": "a", "kind": "text", "embedding": f"{evil}:f"}
+    table = {"kind": "table", "schema": {"target": said["target"], "column": [column]}}
+    for trap in (front, behind, table):
+        file.write_text(json.dumps({"format": said["format"], "target": said["target"], **trap}))
+        with pytest.raises(
+            ValueError, match=r"names code to run as its features.* trust_code=True \(--trust-code\)"
+        ):
+            sd.load(run, model=net())
+    assert not (run / "sprung").exists()
+    sd.load(run, model=net(), trust_code=True).predict({"a": ["x"]})
+    assert (run / "sprung").exists()
+
+
+def test_a_model_that_a_run_names_is_not_imported_unless_it_is_trusted(tmp_path: Path) -> None:
+    folder = trained_in(tmp_path, details={"model": "linear:net"})  # which is no size of a linear model
+    evil = _booby_trapped(folder)
+    for spec in (f"{evil}:net", "linear:net"):
+        summary = json.loads((folder / "run.json").read_text()) | {"model": spec}
+        (folder / "run.json").write_text(json.dumps(summary))
+        with pytest.raises(ValueError, match="names code to run as its model"):
+            sd.load(folder)
+        sd.load(folder, model=net())  # for which nothing is imported
+    assert not (folder / "sprung").exists()
+
+
+def test_folders_of_sentence_models_are_data_if_the_library_takes_them_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for found, wanted in (("6.0.0", False), ("5.2.1", True)):
+        monkeypatch.setattr("sordino.features.text.version", lambda name, found=found: found)
+        assert runs_code(f"sentence-transformers:{tmp_path}") is wanted
+        assert not runs_code("sentence-transformers:all-MiniLM-L6-v2")
 
 
 def test_a_model_without_a_name_has_to_be_given(run: Path) -> None:

@@ -64,6 +64,17 @@ def check_model_name(spec: str) -> None:
         raise ValueError(MODELS.unknown(spec))
 
 
+def runs_code(spec: str) -> bool:
+    """Whether `build_model` would import what the name says, and not one of the models that are known by name.
+
+    >>> runs_code("mlp:64"), runs_code("linear"), runs_code("mine.py:net")
+    (False, False, True)
+    """
+    family, _, settings = spec.partition(":")
+    known = family in MODELS and bool(MODELS.entries[family].facts.get("sizes"))
+    return bool(family and settings) and not known
+
+
 def linear(input_shape: tuple[int, ...], classes: int) -> nn.Module:
     return _mlp(input_shape, (), classes)
 

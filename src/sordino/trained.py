@@ -18,8 +18,10 @@ from torch import Tensor, nn
 
 from sordino.data import Examples, as_examples, tree_map
 from sordino.data.inputs import Inputs, Target, inputs_from_json
+from sordino.features.featured import runs_code as features_run_code
 from sordino.gradients import call_model, evaluating
 from sordino.models import build_model
+from sordino.models import runs_code as model_runs_code
 from sordino.runs import Run, RunDirectory
 from sordino.runs.directory import INPUTS, MODEL
 from sordino.verifying.reading import certificate_at
@@ -192,18 +194,23 @@ def probabilities(scores: Tensor) -> Tensor:
     return scores.double().softmax(1)
 
 
-def load(run: str | os.PathLike[str] | Run, model: nn.Module | None = None) -> Trained:
+def load(
+    run: str | os.PathLike[str] | Run, model: nn.Module | None = None, *, trust_code: bool = False
+) -> Trained:
     """A finished run as a model that takes raw rows.
 
-    It is read from run.json, inputs.json, certificate.json and model.safetensors; nothing is unpickled. A model
-    that was named (``mlp:64``, ``MODULE:CALLABLE``) is built again by its name; for one of your own that runs
-    your code, so give only runs whose run.json you trust, or give ``model``.
+    It is read from run.json, inputs.json, certificate.json and model.safetensors; nothing is unpickled. A model that
+    was named (``mlp:64``) is built again by its name, and so are features. Names that stand for code
+    (``MODULE:CALLABLE``: the model in run.json, features or an embedding in inputs.json) are refused unless
+    ``trust_code`` is True: whoever wrote the run chooses what they run. Models and features that are known by name, and
+    sentence-transformers, which are data wherever they lie, need no trust.
 
     Guarantee: what is loaded is the file that the certificate is about, or it is refused. An unfinished run is refused.
 
     Args:
         run: Its directory, or what `train`, `federate` or `tune` returned.
         model: For a run that was given a model object: one of the same architecture, whose weights are replaced.
+        trust_code: Import what the run names as ``MODULE:CALLABLE``. Only for runs of your own, or of people you trust.
 
     >>> load("nowhere")
     Traceback (most recent call last):
@@ -220,9 +227,9 @@ def load(run: str | os.PathLike[str] | Run, model: nn.Module | None = None) -> T
             f"the run in {directory.path} is not finished, and nothing on the way is its result: go on with --resume"
         )
     certificate, _ = certificate_at(directory.path)
-    inputs = _inputs(directory.path / INPUTS)
+    inputs = _inputs(directory.path / INPUTS, trust_code)
     weights = _weights(directory.path / MODEL, certificate)
-    network = _network(summary, inputs) if model is None else model
+    network = _network(summary, inputs, trust_code) if model is None else model
     try:
         network.load_state_dict(weights)
     except RuntimeError:
@@ -240,13 +247,40 @@ def _path_of(run: str | os.PathLike[str] | Run) -> Path:
     return run.path
 
 
-def _inputs(path: Path) -> Inputs | None:
+def _inputs(path: Path, trust_code: bool) -> Inputs | None:
     if not path.exists():
         return None
     try:
-        return inputs_from_json(json.loads(path.read_text(encoding="utf-8")))
+        said = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ValueError(f"{path} cannot be read ({error}): put it back as it was") from None
+    for name in _names_of_features(said):
+        if features_run_code(name) and not trust_code:
+            raise _refused("features", name)
+    try:
+        return inputs_from_json(said)
+    except ValueError as error:
+        raise ValueError(f"{path} cannot be read ({error}): put it back as it was") from None
+
+
+def _names_of_features(said: Any) -> Iterator[str]:
+    """Everything in it by which features are looked up, however deep."""
+    if isinstance(said, list):
+        for each in said:
+            yield from _names_of_features(each)
+    if isinstance(said, dict):
+        features = said.get("features")
+        named = features.get("name") if isinstance(features, dict) else None
+        yield from (name for name in (named, said.get("embedding")) if isinstance(name, str))
+        for each in said.values():
+            yield from _names_of_features(each)
+
+
+def _refused(what: str, name: str) -> ValueError:
+    return ValueError(
+        f"the run names code to run as its {what}, {name!r}: if you trust whoever wrote it, load it with "
+        "trust_code=True (--trust-code)"
+    )
 
 
 def _weights(path: Path, certificate: dict[str, Any]) -> dict[str, Tensor]:
@@ -261,13 +295,15 @@ def _weights(path: Path, certificate: dict[str, Any]) -> dict[str, Tensor]:
     return tensors_in(content)
 
 
-def _network(summary: dict[str, Any], inputs: Inputs | None) -> nn.Module:
+def _network(summary: dict[str, Any], inputs: Inputs | None, trust_code: bool) -> nn.Module:
     spec = summary.get("model")
     if not isinstance(spec, str):
         raise ValueError(
             "the run was given a model that has no name: load it in Python, with one of the same architecture, as "
             "sordino.load(run, model=net)"
         )
+    if model_runs_code(spec) and not trust_code:
+        raise _refused("model", spec)
     if inputs is not None:
         return build_model(spec, inputs.shape, inputs.target.outputs)
     shape, outputs = summary.get("input_shape"), summary.get("classes")

@@ -34,6 +34,10 @@ File = Annotated[
 Format = Annotated[
     str, typer.Option("--format", help="safetensors (weights), onnx or torch-export (network and weights).")
 ]
+TrustCode = Annotated[
+    bool,
+    typer.Option("--trust-code", help="Import a model or features that the run names as MODULE:CALLABLE."),
+]
 
 
 def predict(
@@ -43,13 +47,14 @@ def predict(
     out: Annotated[
         Path | None, typer.Option(help="Write to this .csv or .parquet file, or to - for the terminal.")
     ] = None,
+    trust_code: TrustCode = False,
     as_json: AsJson = False,
 ) -> None:
     """Predict: a line of CSV for each row of the file, in its order; empty for a row that cannot be read."""
     if out is not None and str(out) != "-" and out.suffix.lower() not in (".csv", ".parquet"):
         raise ValueError(f"--out takes a .csv or a .parquet file, not {out}")
     with warnings_in_one_line():
-        trained = _loaded(run)
+        trained = _loaded(run, trust_code)
         if proba and not trained.classes:
             raise ValueError("this model predicts a number, which has no probability: leave out --proba")
         columns = ["prediction", *(f"probability of {label}" for label in trained.classes if proba)]
@@ -60,10 +65,10 @@ def predict(
         _print_json({"run": str(run), "file": file, **rows})
 
 
-def evaluate(run: RunFolder, file: File, as_json: AsJson = False) -> None:
+def evaluate(run: RunFolder, file: File, trust_code: TrustCode = False, as_json: AsJson = False) -> None:
     """How good the model is on rows whose targets are known. No guarantee covers it."""
     with warnings_in_one_line():
-        trained = _loaded(run)
+        trained = _loaded(run, trust_code)
         found = trained.evaluate(file)
     if as_json:
         return _print_json({"run": str(run), "file": file, **found})
@@ -86,6 +91,7 @@ def export(
     out: Annotated[
         Path | None, typer.Option(help="The file; by default exported.SUFFIX in the run's directory.")
     ] = None,
+    trust_code: TrustCode = False,
     as_json: AsJson = False,
 ) -> None:
     """Write the model as one file for other tools, with its schema, labels and the certificate's digest inside."""
@@ -100,16 +106,16 @@ def export(
     if of_suffix != format:
         raise ValueError(f"{out} would be of format {of_suffix}: give --format {of_suffix}, or another name")
     with warnings_in_one_line():
-        path = write(_loaded(run), format, out)
+        path = write(_loaded(run, trust_code), format, out)
     if as_json:
         return _print_json({"run": str(run), "format": format, "file": str(path)})
     print(path)
 
 
-def _loaded(run: Path) -> Trained:
+def _loaded(run: Path, trust_code: bool) -> Trained:
     from sordino.trained import load
 
-    return load(run)
+    return load(run, trust_code=trust_code)
 
 
 def _print_json(said: dict[str, Any]) -> None:

@@ -24,6 +24,7 @@ from sordino.data.kept import KeptExamples, Mapped, counted, nameless
 from sordino.data.schema import Schema
 from sordino.features.frozen import Frozen, refuse_mixing
 from sordino.features.own import own
+from sordino.features.text import folders_run_code
 from sordino.named import FEATURES
 
 _WORTH_KEEPING = 5.0  # seconds; what took less is computed again sooner than read
@@ -48,6 +49,20 @@ def features_named(text: str) -> Frozen | None:
     if head and colon and rest:
         return own(text)
     raise ValueError(FEATURES.unknown(text))
+
+
+def runs_code(text: str) -> bool:
+    """Whether `features_named` would run code that the name chooses.
+
+    A name or a folder of sentence-transformers is data; before its version 6 a folder could bring modules of its own.
+
+    >>> runs_code("scattering"), runs_code("sentence-transformers:all-MiniLM-L6-v2"), runs_code("mine.py:halves")
+    (False, False, True)
+    """
+    head, _, rest = text.partition(":")
+    if head == "sentence-transformers":
+        return Path(rest).exists() and folders_run_code()
+    return bool(head and rest) and head.partition(",")[0] not in FEATURES
 
 
 def with_features(

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -85,6 +86,14 @@ def _loaded(model: str) -> Any:
             f"features 'sentence-transformers:{model}': it cannot be loaded ({said[:200]}): give the path of a folder "
             "with a model, or get it first where there is a network"
         ) from None
+
+
+def folders_run_code() -> bool:
+    """Before version 6, sentence-transformers took modules from the folder of a model without being told to."""
+    try:
+        return int(version("sentence-transformers").partition(".")[0]) < 6
+    except (PackageNotFoundError, ValueError):  # not there: nothing can be loaded
+        return False
 
 
 @contextmanager
