@@ -60,7 +60,9 @@ MUTATIONS = [
       "[ranks >= most]] = True", "[ranks > most]] = True", "data_reading"),
     m("data/matrix.py", "what was touched stays in memory", "self._touched > _RESIDENT and", "False and",
       "data_matrix"),
-    m("data/columns.py", "a first line that is a row is quoted", "if any(map(is_number, names)):", "if False:",
+    m("data/columns.py", "a first line that is a row is quoted",
+      "if any(map(is_number, names)) or (from_a_line and not set(names) & set(wanted)):",
+      "if False:",
       "data_table"),
     # One vector
     m("vector.py", "moved parameter unnoticed",

@@ -27,6 +27,7 @@ from sordino.privacy.wording import SEED_WARNING
 from sordino.registry import is_number, said
 from sordino.runs.counting import Payer, check_named
 from sordino.runs.options import UNNAMED
+from sordino.runs.plan import inputs_caveat
 from sordino.runs.spending import Spending
 from sordino.tasks import Task, as_task
 from sordino.terms import Terms
@@ -251,7 +252,7 @@ def _unprotected(examples: Examples) -> tuple[str, ...]:
 
 def _caveat(gate: ExampleGate) -> str | None:
     """Why there is no guarantee: of how batches are drawn, or of how the rows were made."""
-    return gate.terms.caveat or (None if gate.inputs is None else gate.inputs.caveat)
+    return gate.terms.caveat or inputs_caveat(gate.inputs)
 
 
 def _check_optimizer(optimizer: Any, model: nn.Module) -> None:
