@@ -18,6 +18,7 @@ Cells = npt.NDArray[np.int32]  # [rows, slots]; what is a float lies there bit f
 _AT_A_TIME = 1 << 22  # bytes that are read in order
 _RESIDENT = 1 << 28  # bytes of the mapping that may be in memory before it is let go
 _FAULT = 1 << 16  # what the system may map around a row that is touched
+_AT_ONCE = _RESIDENT // _FAULT  # rows
 
 
 class Matrix:
@@ -47,13 +48,20 @@ class Matrix:
         """These rows, copied."""
         if len(rows) and (int(rows.min()) < 0 or int(rows.max()) >= self._rows):
             raise IndexError(f"index out of range for {self._rows} rows")
-        taken: Cells = self._cells[rows]
-        self._touched += len(rows) * max(_FAULT, self._slots * 4)
+        taken: Cells = np.empty((len(rows), self._slots), dtype=np.int32)
+        for start in range(0, len(rows), _AT_ONCE):  # a large batch alone would map gigabytes
+            part = rows[start : start + _AT_ONCE]
+            np.take(self._cells, part, axis=0, out=taken[start : start + len(part)], mode="clip")
+            self._let_go(len(part))
+        return taken
+
+    def _let_go(self, rows: int) -> None:
+        """Of what was touched, if it has become much."""
+        self._touched += rows * max(_FAULT, self._slots * 4)
         if self._touched > _RESIDENT and self._map is not None:
             self._touched = 0
             if hasattr(self._map, "madvise"):  # where there is none, the system decides
                 self._map.madvise(mmap.MADV_DONTNEED)
-        return taken
 
     def in_order(self) -> Iterator[Cells]:
         """All rows, some at a time, through a small buffer and not through the mapping."""
