@@ -58,7 +58,7 @@ MUTATIONS = [
       "numbers_of(array)", "data_table"),
     m("data/reading.py", "rows beyond the first of a user count",
       "[ranks >= most]] = True", "[ranks > most]] = True", "data_reading"),
-    m("data/matrix.py", "what was touched stays in memory", "self._touched > _RESIDENT and", "False and",
+    m("data/matrix.py", "what was touched stays in memory", "if touched <= _RESIDENT or", "if True or",
       "data_matrix"),
     m("data/columns.py", "a first line that is a row is quoted",
       "if any(map(is_number, names)) or (from_a_line and not set(names) & set(wanted)):",

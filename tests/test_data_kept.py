@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-import sordino.data.kept as kept
+import sordino.data.matrix as matrix
 from sordino.data.kept import KeptExamples, counted, nameless
 
 
@@ -63,7 +63,7 @@ def test_a_full_disk_gets_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_memory_is_handed_back_and_nothing_is_lost_by_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kept, "_RESIDENT", 1)
+    monkeypatch.setattr(matrix, "_RESIDENT", 1)
     rows = examples()
     for _ in range(3):
         assert rows.take(torch.tensor([1]))[0].tolist() == [[3, 4, 5]]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import mmap
 import os
 import sys
 import tempfile
@@ -16,13 +15,12 @@ import torch
 from torch import Tensor
 
 from sordino.data.inputs import Inputs
+from sordino.data.matrix import handed_back
 from sordino.data.sources import Examples
 from sordino.data.tree import Tree
 
 _T = TypeVar("_T")
 _TOGETHER = 4096  # rows of which a fingerprint is taken at a time
-_RESIDENT = 1 << 28  # bytes of a mapping that may be in memory before it is let go
-_FAULT = 1 << 12  # bytes that the system maps at once
 _NUMPY = {torch.uint8: np.uint8, torch.float16: np.float16, torch.float32: np.float32}
 
 
@@ -36,10 +34,7 @@ class Mapped:
 
     def touch(self, rows: int) -> None:
         """So many rows were written or read."""
-        self._touched += rows * max(_FAULT, self.rows[0].nbytes)
-        if self._touched > _RESIDENT and hasattr(self._map, "madvise"):  # else the system decides
-            self._touched = 0
-            self._map.madvise(mmap.MADV_DONTNEED)
+        self._touched = handed_back(self._map, self._touched, rows, self.rows[0].nbytes)
 
 
 def nameless(shape: tuple[int, ...], dtype: torch.dtype) -> Mapped:

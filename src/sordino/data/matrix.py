@@ -21,6 +21,17 @@ _FAULT = 1 << 16  # what the system may map around a row that is touched
 _AT_ONCE = _RESIDENT // _FAULT  # rows
 
 
+def handed_back(mapping: mmap.mmap | None, touched: int, rows: int, size: int) -> int:
+    """How many bytes of a mapping are in memory, about, when so many rows of this size were touched besides: none, if
+    they had become many and were handed back to the system. Where there is no way to do that, the system decides."""
+    touched += rows * max(_FAULT, size)
+    if touched <= _RESIDENT or not hasattr(mapping, "madvise"):
+        return touched
+    assert mapping is not None
+    mapping.madvise(mmap.MADV_DONTNEED)
+    return 0
+
+
 class Matrix:
     """Rows of 32-bit cells in a mapped file. Made by a `MatrixWriter`.
 
@@ -57,11 +68,7 @@ class Matrix:
 
     def _let_go(self, rows: int) -> None:
         """Of what was touched, if it has become much."""
-        self._touched += rows * max(_FAULT, self._slots * 4)
-        if self._touched > _RESIDENT and self._map is not None:
-            self._touched = 0
-            if hasattr(self._map, "madvise"):  # where there is none, the system decides
-                self._map.madvise(mmap.MADV_DONTNEED)
+        self._touched = handed_back(self._map, self._touched, rows, self._slots * 4)
 
     def in_order(self) -> Iterator[Cells]:
         """All rows, some at a time, through a small buffer and not through the mapping."""

@@ -230,8 +230,8 @@ def _batches(examples: Examples, features: Frozen) -> Iterator[tuple[Tensor, Ten
     for start in range(0, len(examples), size):
         wanted = torch.arange(start, min(start + size, len(examples)))
         good, inputs, targets = examples.take_readable(wanted)
-        whole = template.repeat(size, *[1] * (template.dim() - 1)).index_copy_(0, good, inputs)
-        every = labels.repeat(len(wanted), *[1] * (labels.dim() - 1)).index_copy_(0, good, targets)
+        whole, every = examples.with_made_up((inputs, targets), good, size)
+        every = every[: len(wanted)]
         found = _or_none(features, whole)
         if found is None:
             yield *_one_by_one(features, whole, template, good), every
