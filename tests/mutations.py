@@ -156,6 +156,8 @@ MUTATIONS = [
     m("ledger/verification.py", "a ledger may name anything before a run",
       "if before is not None and not is_preparation(payments.get(before, []), entry.data):", "if False:",
       "runs_before"),
+    m("cli/private_bounds.py", "bounds are paid before the run is rehearsed",
+      '        rehearse(known, Before(cost, "a rehearsal"))\n', "        pass\n", "cli_private_bounds"),
     m("cli/private_bounds.py", "bounds are paid for what is refused anyway",
       "    if epsilon is None:\n        return\n    from sordino.models", "    return\n    from sordino.models",
       "cli_private_bounds"),

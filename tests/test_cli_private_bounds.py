@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -97,7 +98,7 @@ def test_a_cap_refuses_before_a_row_is_looked_at(
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        (("--epsilon", 1, "--private-bounds", 1), "part of --epsilon"),
+        (("--epsilon", 1, "--private-bounds", 1), "a part of --epsilon"),
         (("--epsilon", 3, "--private-bounds", 1, "--ledger", "ledger.db"), "with --data-name"),
         (("--epsilon", 3), "fill in"),
     ],
@@ -131,6 +132,27 @@ def test_what_cannot_be_is_said_in_one_line(
         (("--signing-key", "nowhere.pem"), "cannot be read"),
         (("--holdout", 1.5), "between 0 and 1"),
         (("--method", "sgd"), "without privacy"),
+        (("--features", "scatering"), "did you mean scattering"),
+        (
+            ("--features", "scattering"),
+            "for images, and this is a table: leave them out, or give its columns of texts",
+        ),
+        (("--features", "sentence-transformers:nothing"), "no column of kind text"),
+        (("--model", "cnn"), "needs images"),
+        (("--model", "lstm"), "cannot run on inputs"),
+        (("--metric-epsilon", 3), "leaves nothing to train with"),
+        (("--tensorboard", "board"), "TensorBoard is not installed"),
+        (("--mlflow", "people"), "MLflow is not installed"),
+        (("--accountant", "pdl"), "did you mean pld"),
+        (("--sampling", "poison"), "did you mean poisson"),
+        (("--epochs", -1), "epochs must be a positive number"),
+        (("--batch-size", 0), "batch"),
+        (("--device", "abacus"), "no device"),
+        (("--evaluations", 0), "at least once"),
+        (("--classes", 2), "leave out classes"),
+        (("--grey",), "no folder of images"),
+        (("--unit", "user", "--user-column", "job", "--rows-per-user", 0), "at least 1"),
+        (("--unit", "user", "--user-column", "who"), "no column 'who'"),
     ],
 )
 def test_what_needs_no_row_is_refused_before_bounds_are_paid_for(
@@ -141,6 +163,14 @@ def test_what_needs_no_row_is_refused_before_bounds_are_paid_for(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
+    from sordino.data.csv_rows import CsvRows
+
+    def looked(*_: Any) -> None:
+        raise AssertionError("a row was looked at")
+
+    monkeypatch.setattr(CsvRows, "batches", looked)
+    for missing in ("tensorboard", "mlflow"):
+        monkeypatch.setitem(sys.modules, missing, None)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "somebody's").touch()
@@ -156,7 +186,12 @@ def test_held_out_rows_that_are_not_there_are_missed_before_bounds_are_paid_for(
 ) -> None:
     asked = ("train", table, "--epsilon", 4, "--delta", 1e-4, "--private-bounds", 1)
     counted = ("--ledger", tmp_path / "ledger.db", "--data-name", "people", "--out", tmp_path / "run")
-    cases = (("--test", tmp_path / "nowhere.csv"), "does not exist"), (("--metric-epsilon", 1), "give --test")
+    (tmp_path / "others.csv").write_text("age,job\n30,baker\n")
+    cases = (
+        (("--test", tmp_path / "nowhere.csv"), "does not exist"),
+        (("--test", tmp_path / "others.csv"), "no column 'income'"),
+        (("--metric-epsilon", 1), "give --test"),
+    )
     for given, says in cases:
         assert sordino(monkeypatch, *map(str, (*asked, *counted, *given))) == 2
         assert says in capsys.readouterr().err

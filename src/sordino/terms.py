@@ -160,10 +160,15 @@ class Terms:
     def _noise_within(self, budget: Budget, accountant: str, besides: DpEvent | None) -> float:
         if besides is None:
             return noise_for(budget, self.cost_with, accountant)
-        taken = price(besides, budget.delta, accountant).epsilon
-        if taken >= budget.epsilon or known_delta(parted(besides)[1]) >= budget.delta:
-            raise ValueError(
-                f"what is released besides the training takes epsilon {show_epsilon(taken)} of {budget.epsilon:g} at "
-                f"delta {budget.delta:g}, and leaves nothing to train with: give it less, or raise the budget"
-            )
+        check_besides(besides, budget, accountant)
         return noise_for(budget, lambda z: compose([besides, self.cost_with(z)]), accountant)
+
+
+def check_besides(besides: DpEvent, budget: Budget, accountant: str) -> None:
+    """Raise ValueError where what is released besides the training leaves nothing of the budget."""
+    taken = price(besides, budget.delta, accountant).epsilon
+    if taken >= budget.epsilon or known_delta(parted(besides)[1]) >= budget.delta:
+        raise ValueError(
+            f"what is released besides the training takes epsilon {show_epsilon(taken)} of {budget.epsilon:g} at "
+            f"delta {budget.delta:g}, and leaves nothing to train with: give it less, or raise the budget"
+        )

@@ -27,12 +27,13 @@ from sordino.runs.recording import Recording, recorded
 from sordino.runs.resume import behaviour
 from sordino.runs.spending import Spending
 from sordino.tasks import Task, as_task, evaluate
-from sordino.terms import Terms
+from sordino.terms import Terms, check_besides
 from sordino.warn import warn
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
 
+_MANY = 1_000_000  # units, where nobody has counted them yet
 _LOGGED_STEPS = 40  # pricing a step with PLD takes a twentieth of a second
 
 
@@ -130,6 +131,28 @@ def train(
             counts=None if noisy is None else noisy.release,
         )
         return conduct(descent, plan, recording)
+
+
+def check_call(
+    model: nn.Module,
+    method: Method,
+    epochs: float | None,
+    batch_size: int | None,
+    sampling: str | None,
+    **options: Unpack[RunOptions],
+) -> None:
+    """Refuse what `train` would refuse whatever the rows are, and how many: for those who pay for something before it.
+
+    No row is read, and nothing is trained or written. ``model`` may be one of the same kind.
+    """
+    (asked,) = taken(options, train, Options)
+    asked.check_device()
+    refuse(model)
+    units = max(_MANY, batch_size or 1)
+    outlined(method, units, epochs, batch_size, sampling, secure=asked.secure)
+    besides = [each for each in _besides(asked) if each is not None]
+    if besides and asked.budget is not None:
+        check_besides(compose(besides), asked.budget, asked.accountant)
 
 
 def planned_descent(

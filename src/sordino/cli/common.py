@@ -20,7 +20,7 @@ from sordino.registry import value_of
 if TYPE_CHECKING:
     from torch import nn
 
-    from sordino.data import Loaded
+    from sordino.data import Loaded, Schema
     from sordino.privacy import Budget
     from sordino.runs import Run
     from sordino.runs.process import HistoryLogger
@@ -82,18 +82,31 @@ def loaded_data(
             return load(data, **how)
         from sordino.data import Schema
         from sordino.data.reading import schema_beside
-        from sordino.features import features_named, with_embedding, with_features
+        from sordino.features import check_kind, features_named, with_features
 
-        chosen = features_named(features)  # before data is read, which takes longer
         if data not in DATA_SETS and is_table(data):
             schema = table.get("schema") or schema_beside(Path(data).expanduser())
             schema = schema if isinstance(schema, Schema) else Schema.read(schema)
-            return load(data, **{**how, "schema": with_embedding(schema, features)})
+            return load(data, **{**how, "schema": featured_schema(schema, features)})
+        chosen = features_named(features)  # before data is read, which takes longer
         is_named = data in DATA_SETS
         texts = (
             is_named and "texts" in DATA_SETS.entries[data].facts and getattr(chosen, "takes", "") == "texts"
         )
+        if chosen is not None:
+            check_kind(chosen, "texts" if texts else "rows")
         return with_features(load(data, texts=texts, **how), chosen, public=is_named, progress=True)
+
+
+def featured_schema(schema: Schema, features: str | None) -> Schema:
+    """With these features of its texts; refused where they are no features of a table's."""
+    from sordino.features import check_kind, features_named, with_embedding
+
+    chosen = None if features is None else features_named(features)
+    if features is None or chosen is None:
+        return schema
+    check_kind(chosen, "table")
+    return with_embedding(schema, features)
 
 
 def user_of(

@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
 
-    from sordino.data import Schema
+    from sordino.data import Loaded, Schema
     from sordino.methods import Method
     from sordino.privacy import Budget
     from sordino.runs.before import Before
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 
 def check_first(
     epsilon: float | None,
+    budget: Budget | None,
     how: Method,
     model: str | None,
     metrics: tuple[float | None, str],
@@ -45,7 +48,18 @@ def check_first(
     key_in(signing_key)  # or refuse
     _check_held_out(*held_out)
     _check_metrics(*metrics, any(each is not None for each in held_out))
+    _check_parts(epsilon, metrics[0], budget)
     _check_folder(out, resume)
+
+
+def _check_parts(bounds: float, metrics: float | None, budget: Budget | None) -> None:
+    both = bounds + (metrics or 0.0)
+    if budget is None or budget.epsilon <= both:
+        are = "is a part" if metrics is None else "and --metric-epsilon are parts"
+        raise ValueError(
+            f"--private-bounds {are} of --epsilon, {both:g} in all, which leaves nothing to train with: give more as "
+            "--epsilon"
+        )
 
 
 def _check_held_out(test: Path | None, holdout: float | None) -> None:
@@ -80,6 +94,61 @@ def _check_folder(out: Path | None, resume: bool) -> None:
         check_directory(directory, resume)
 
 
+def rehearsal(
+    settings_for: Callable[[Loaded, str, Before], dict[str, Any]],
+    data: str,
+    model: str | None,
+    features: str | None,
+    held_out: tuple[Path | None, float | None],
+    rows_per_user: int | None,
+    not_of_tables: tuple[int | None, int | None, bool],
+) -> Callable[[Schema, Before], None]:
+    """A call of `sordino.train` with made-up rows: what it would refuse is refused before bounds are paid for."""
+
+    def rehearse(known: Schema, cost: Before) -> None:
+        from sordino.cli.common import model_for
+        from sordino.data.named import refuse_for_table
+        from sordino.training import check_call
+
+        refuse_for_table(data, *not_of_tables)
+        _check_columns(known, data, held_out[0])
+        loaded = _made_up(known, Path(data).stem, features, rows_per_user)
+        loaded = loaded if held_out == (None, None) else replace(loaded, test=loaded.train)
+        spec = model if _can_be_tried(model, known) else None
+        check_call(**settings_for(loaded, spec or model_for(loaded, features), cost))
+
+    return rehearse
+
+
+def _check_columns(known: Schema, data: str, test: Path | None) -> None:
+    """Of the table, and of held-out rows, the names of the columns are looked at and nothing else."""
+    from sordino.data.columns import check_names, columns_of
+
+    names = [each.name for each in known.columns if each.kind != "ignore"] + [known.target.name]
+    check_names(columns_of(data, known).names(), [*names, *([known.user] if known.user else [])], data)
+    if test is not None:
+        check_names(columns_of(test, known).names(), names, str(test))
+
+
+def _made_up(known: Schema, name: str, features: str | None, rows_per_user: int | None) -> Loaded:
+    """Two made-up rows, read as those of the table will be."""
+    from sordino.cli.common import featured_schema
+    from sordino.data import read
+    from sordino.data.private_bounds import with_made_up
+
+    schema = replace(featured_schema(with_made_up(known), features), user=None)
+    names = [*(each.name for each in schema.columns), schema.target.name]
+    return read({each: ["", ""] for each in names}, schema=schema, rows_per_user=rows_per_user, name=name)
+
+
+def _can_be_tried(model: str | None, known: Schema) -> bool:
+    """On made-up rows: a model of the user's own may fit one shape alone, known only where no values are missing."""
+    from sordino.data.private_bounds import missing_columns
+    from sordino.models import runs_code
+
+    return model is not None and not (runs_code(model) and missing_columns(known)[1])
+
+
 def bounds_for(
     data: str,
     schema: Path | None,
@@ -91,8 +160,12 @@ def bounds_for(
     ledger: Path | None,
     data_name: str | None,
     resumed: Path | None,
+    rehearse: Callable[[Schema, Before], None],
 ) -> tuple[Path | Schema | None, Before | None]:
-    """The schema, complete, and what it cost; as they were where the run is ``resumed``."""
+    """The schema, complete, and what it cost; as they were where the run is ``resumed``.
+
+    ``rehearse`` is called with the schema as it is and with what will be paid, before it is: to refuse what can be.
+    """
     if epsilon is None:
         return schema, None
     from sordino.data.columns import is_table
@@ -100,11 +173,10 @@ def bounds_for(
 
     if data in DATA_SETS or not is_table(data):
         raise ValueError("--private-bounds is for tables: give a .csv or .parquet file, or leave it out")
-    if budget is None or budget.epsilon <= epsilon:
-        raise ValueError("--private-bounds is a part of --epsilon, which includes it: give more as --epsilon")
+    assert budget is not None, "or it is refused by `check_first`"
     if resumed is not None and (resumed / "run.json").exists():
         return _as_before(resumed)
-    return _estimated(data, schema, target, user, rows_per_user, epsilon, budget, ledger, data_name)
+    return _estimated(data, schema, target, user, rows_per_user, epsilon, budget, ledger, data_name, rehearse)
 
 
 def _estimated(
@@ -117,8 +189,9 @@ def _estimated(
     budget: Budget,
     ledger: Path | None,
     data_name: str | None,
+    rehearse: Callable[[Schema, Before], None],
 ) -> tuple[Schema, Before | None]:
-    from sordino.data.private_bounds import PARTS_OF_DELTA, private_bounds
+    from sordino.data.private_bounds import PARTS_OF_DELTA, cost_of, private_bounds
     from sordino.data.reading import ROWS_PER_USER, schema_for
     from sordino.data.schema import listed
     from sordino.runs.before import Before
@@ -129,6 +202,9 @@ def _estimated(
             f"the schema has bounds or values of {listed(earlier)} that were released for another run, and this one "
             "would not count them: leave out --private-bounds, or what was found for these columns"
         )
+    cost = cost_of(known, epsilon, budget.delta / PARTS_OF_DELTA)
+    if cost is not None:
+        rehearse(known, Before(cost, "a rehearsal"))
     most = None if user is None else ROWS_PER_USER if rows_per_user is None else rows_per_user
     paid: dict[str, str] = {}
 

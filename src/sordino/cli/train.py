@@ -25,10 +25,13 @@ from sordino.cli.common import (
     task_for,
     user_of,
 )
-from sordino.cli.private_bounds import bounds_for, check_first
+from sordino.cli.private_bounds import bounds_for, check_first, rehearsal
 
 if TYPE_CHECKING:
+    from sordino.data import Loaded
+    from sordino.methods import Method
     from sordino.runs import Run
+    from sordino.runs.before import Before
 
 # torch and the accountants load slowly: they are imported inside the command, so that --help is quick.
 
@@ -80,60 +83,79 @@ def train(
     if resume and out is None:
         raise ValueError("--resume needs the directory of the run: give it as --out")
 
-    from sordino.methods import method_named
     from sordino.training import train as run_training
 
-    how = method_named(method, parsed_settings(settings or []))
-    if how.private and budget is None and noise_multiplier is None:
-        raise ValueError(
-            f"{how.name} needs a budget: give --epsilon and --delta (or --noise-multiplier); there are no defaults"
-        )
+    how = _method(method, settings, budget is not None or noise_multiplier is not None)
     user = user_of(data, unit, user_column, rows_per_user, schema)
-    check_first(private_bounds, how, model, (metric_epsilon, unit), (test, holdout), out, resume, signing_key)
+    check_first(
+        private_bounds, budget, how, model, (metric_epsilon, unit), (test, holdout), out, resume, signing_key
+    )
+
+    def settings_for(loaded: Loaded, spec: str, before: Before | None) -> dict[str, Any]:
+        folder = run_folder(out, loaded.name)
+        return {
+            **_of_data(loaded, spec, seed, features),
+            "method": how,
+            "epochs": epochs,
+            "batch_size": batch_size,
+            "sampling": sampling,
+            "budget": budget,
+            "noise_multiplier": noise_multiplier,
+            "delta": delta,
+            "accountant": accountant,
+            "seed": seed,
+            "secure": secure,
+            "device": device,
+            "evaluations": evaluations,
+            "show_unprotected": show_unprotected,
+            "out": folder,
+            "resume": resume,
+            "keep_checkpoint": keep_checkpoint,
+            "progress": True,
+            "data_name": declared_name(data, loaded, data_name, ledger),
+            "ledger": ledger,
+            "rationale": rationale,
+            "signing_key": signing_key,
+            "callbacks": loggers(folder, tensorboard, mlflow),
+            "before": before,
+            "metric_epsilon": metric_epsilon,
+        }
+
+    not_of_tables = classes, image_size, grey
+    rehearse = rehearsal(settings_for, data, model, features, (test, holdout), rows_per_user, not_of_tables)
     table = data, schema, target, user, rows_per_user
-    complete, before = bounds_for(*table, private_bounds, budget, ledger, data_name, out if resume else None)
+    resumed = out if resume else None
+    complete, before = bounds_for(*table, private_bounds, budget, ledger, data_name, resumed, rehearse)
     loaded = loaded_data(
         data, classes, features, image_size=image_size, grey=grey, target=target, schema=complete, test=test, user=user,
         holdout=holdout, rows_per_user=rows_per_user, **({} if metric_epsilon is None else {"whole_test": True}),
     )  # fmt: skip
-    spec = model or model_for(loaded, features)
-    folder = run_folder(out, loaded.name)
-    run = partial(
-        run_training,
-        initial_model(spec, loaded, seed),
-        task_for(loaded),
-        loaded.train,
-        groups=loaded.users if unit == "user" else None,
-        method=how,
-        epochs=epochs,
-        batch_size=batch_size,
-        sampling=sampling,
-        budget=budget,
-        noise_multiplier=noise_multiplier,
-        delta=delta,
-        accountant=accountant,
-        seed=seed,
-        secure=secure,
-        device=device,
-        test=loaded.test,
-        evaluations=evaluations,
-        show_unprotected=show_unprotected,
-        out=folder,
-        resume=resume,
-        keep_checkpoint=keep_checkpoint,
-        progress=True,
-        data_name=declared_name(data, loaded, data_name, ledger),
-        ledger=ledger,
-        rationale=rationale,
-        signing_key=signing_key,
-        assumptions=public_facts(loaded),
-        details={**about_model(spec, loaded), **({} if features is None else {"features": features})},
-        inputs=loaded.inputs,
-        callbacks=loggers(folder, tensorboard, mlflow),
-        before=before,
-        metric_epsilon=metric_epsilon,
-    )
-    run_and_show(folder, as_json, run, _lines)
+    asked = settings_for(loaded, model or model_for(loaded, features), before)
+    groups = loaded.users if unit == "user" else None
+    run = partial(run_training, loss=task_for(loaded), data=loaded.train, groups=groups, **asked)
+    run_and_show(asked["out"], as_json, run, _lines)
+
+
+def _method(name: str, settings: list[str] | None, has_budget: bool) -> Method:
+    from sordino.methods import method_named
+
+    how = method_named(name, parsed_settings(settings or []))
+    if how.private and not has_budget:
+        raise ValueError(
+            f"{how.name} needs a budget: give --epsilon and --delta (or --noise-multiplier); there are no defaults"
+        )
+    return how
+
+
+def _of_data(loaded: Loaded, spec: str, seed: int | None, features: str | None) -> dict[str, Any]:
+    """Keywords of `sordino.train` that follow from the data."""
+    return {
+        "model": initial_model(spec, loaded, seed),
+        "test": loaded.test,
+        "assumptions": public_facts(loaded),
+        "details": {**about_model(spec, loaded), **({} if features is None else {"features": features})},
+        "inputs": loaded.inputs,
+    }
 
 
 def _lines(run: Run) -> Lines:

@@ -73,7 +73,20 @@ def load(
         _check_no_table(text, table)
         return _load_folder(path, target, classes, image_size, grey, labels, progress)
     _refuse_image_settings(text, image_size, grey, labels)
+    if path.suffix.lower() in TABLES:
+        refuse_for_table(path, classes, image_size, grey)
     return _load_path(path, target, classes, {**table, "progress": progress})
+
+
+def refuse_for_table(
+    path: str | os.PathLike[str], classes: int | None, image_size: int | None, grey: bool
+) -> None:
+    """Refuse what a table has in its schema, or not at all; nothing is read for it."""
+    _refuse_image_settings(os.fspath(path), image_size, grey, None)
+    if classes is not None:
+        raise ValueError(
+            f"{os.fspath(path)}: the classes of a table are the labels in its schema: leave out classes"
+        )
 
 
 def _refuse_image_settings(
@@ -172,10 +185,6 @@ class Named(Inputs):
 def _load_path(path: Path, target: str | None, classes: int | None, table: Mapping[str, Any]) -> Loaded:
     suffix = path.suffix.lower()
     if suffix in TABLES:
-        if classes is not None:
-            raise ValueError(
-                f"{path}: the classes of a table are the labels in its schema: leave out classes"
-            )
         return read(path, target=target, **table)
     _check_no_table(str(path), table)
     if suffix != ".npz":

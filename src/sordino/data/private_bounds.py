@@ -70,6 +70,22 @@ def missing_columns(schema: Schema) -> tuple[list[str], list[str]]:
     return numbers, categories
 
 
+def cost_of(schema: Schema, epsilon: float, delta: float) -> DpEvent | None:
+    """What `private_bounds` will pay; None where the schema lacks nothing."""
+    numbers, categories = missing_columns(schema)
+    return approximate(epsilon, delta if categories else 0.0) if numbers or categories else None
+
+
+def with_made_up(schema: Schema) -> Schema:
+    """With something in the place of all that is to be estimated: to see, before it is, whether the rest is right."""
+    numbers, categories = missing_columns(schema)
+    for name in numbers:
+        schema = schema.with_bounds(name, -1.0, 1.0)
+    for name in categories:
+        schema = schema.with_values(name, ("made up", "made up too"))
+    return schema
+
+
 def private_bounds(
     schema: Schema,
     source: Any,
@@ -104,7 +120,8 @@ def private_bounds(
     columns = columns_of(source, schema)
     read = [*numbers, *categories, *([schema.user] if rows_per_user is not None and schema.user else [])]
     check_names(columns.names(), read, "the table")
-    event = approximate(epsilon, delta if categories else 0.0)
+    event = cost_of(schema, epsilon, delta)
+    assert event is not None
     words = _words(numbers, categories)
     pay(event, words)
     counted = _Counted(numbers, categories, rows_per_user)

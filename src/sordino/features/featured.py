@@ -79,8 +79,13 @@ def with_features(
     if isinstance(loaded.train, tuple) and isinstance(loaded.train[0], list):
         shape = _shape_for_texts(features)
     else:
+        check_kind(
+            features, "rows"
+        )  # before a model of texts is looked for, which takes minutes where there is none
         shape = features.shape(loaded.input_shape)
-        _check(features, loaded.input_shape)
+        refuse_mixing(
+            features, torch.rand((5, *loaded.input_shape), generator=torch.Generator().manual_seed(1))
+        )
     parts = [
         None if part is None else _featured(part, features, shape, public, progress)
         for part in (loaded.train, loaded.test)
@@ -155,17 +160,24 @@ def _refuse_others(features: Frozen, said: Mapping[str, Any]) -> None:
         )
 
 
-def _check(features: Frozen, row: tuple[int, ...]) -> None:
-    if features.takes == "texts":
+def check_kind(features: Frozen, kind: str) -> None:
+    """Refuse features of something else than ``rows`` of numbers, ``texts``, or the columns of a ``table``; nothing is
+    loaded for it."""
+    if kind == "rows" and features.takes == "texts":
         raise ValueError(
             f"features {features.name!r} are for texts, and the rows are numbers: leave them out"
         )
-    refuse_mixing(features, torch.rand((5, *row), generator=torch.Generator().manual_seed(1)))
+    if kind == "texts" and features.takes == "images":
+        raise ValueError(f"features {features.name!r} are for images, and the rows are texts: leave them out")
+    if kind == "table" and features.takes == "images":
+        raise ValueError(
+            f"features {features.name!r} are for images, and this is a table: leave them out, or give its columns of "
+            "texts sentence-transformers:NAME_OR_PATH or MODULE:CALLABLE"
+        )
 
 
 def _shape_for_texts(features: Frozen) -> tuple[int, ...]:
-    if features.takes == "images":
-        raise ValueError(f"features {features.name!r} are for images, and the rows are texts: leave them out")
+    check_kind(features, "texts")
     return tuple(refuse_mixing(features, list(_MADE_UP_TEXTS)).shape[1:])
 
 
@@ -302,7 +314,8 @@ def with_embedding(schema: Schema, text: str) -> Schema:
     """
     if not any(each.kind == "text" for each in schema.columns):
         raise ValueError(
-            f"features {text!r} are of texts, and the schema has no column of kind text: add one"
+            f"features {text!r} of a table are of its texts, and the schema has no column of kind text: leave them "
+            "out, or make a column one"
         )
     return replace(
         schema,

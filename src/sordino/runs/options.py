@@ -128,11 +128,15 @@ class Options:
     def wants_privacy(self) -> bool:
         return self.budget is not None or self.noise_multiplier is not None
 
+    def check_device(self) -> None:
+        if self.device is not None:
+            _check_there(self.device)
+
     def place(self, model: nn.Module) -> None:
         """Move the model to where it is to be trained; batches follow it."""
         if self.device is None:
             return
-        _check_there(self.device)
+        self.check_device()
         try:
             model.to(torch.device(self.device))
         except (RuntimeError, AssertionError, TypeError, NotImplementedError) as error:
