@@ -83,7 +83,10 @@ def test_a_cap_is_set_and_shown(ask: Asked) -> None:
         "cap", "others", "--epsilon", "1", "--delta", "1e-6", "--unit", "user", "--aside", "1e-7"
     )
     assert code == 0
-    assert "1 at delta 1e-06, 1e-07 of it kept aside, unit user: 0% of it is taken" in out
+    assert (
+        "1 at delta 1e-06, 1e-07 of it kept aside, unit user: epsilon 0.0000 of it is taken, 0% of its room"
+        in out
+    )
 
 
 def test_what_was_spent_is_shown_beside_its_cap(ask: Asked, book: LedgerFile) -> None:
@@ -110,7 +113,7 @@ def test_what_was_spent_is_shown_beside_its_cap(ask: Asked, book: LedgerFile) ->
 
 def test_shares_of_a_cap_are_never_rounded_down(ask: Asked, book: LedgerFile) -> None:
     share = answer(ask, "show")["data_sets"][0]["caps"]["patients"]["share"]
-    shown = float(ask("show")[1].split("unit example: ")[1].split("%")[0])
+    shown = float(ask("show")[1].split("is taken, ")[1].split("%")[0])
     assert 100 * share <= shown <= 100 * share + 0.1
 
 
@@ -226,7 +229,7 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
     "one name": (("join", "patients"), "at least two"),
     "a piece that does not fit": (("add", "patients", "--epsilon", "5", "--what", "x"), "has no room for this"),
     "a piece with a delta": (
-        ("add", "patients", "--epsilon", "0.1", "--delta", "1e-7", "--what", "x"), "set the cap again with --aside",
+        ("add", "patients", "--epsilon", "0.1", "--delta", "1e-7", "--what", "x"), "--aside 1e-07",
     ),
     "an export into nowhere": (("export", "--out", "none/all.json"), "could not be written"),
 }  # fmt: skip

@@ -4,6 +4,8 @@ import csv
 import io
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +52,18 @@ def test_every_row_gets_a_line_in_its_order(run: Path, monkeypatch: Any, capsys:
     assert [line["prediction"] for line in lines] == trained.predict(rows)
     shares = [[float(line[f"probability of {label}"]) for label in trained.classes] for line in lines]
     np.testing.assert_allclose(shares, trained.predict_proba(rows), rtol=1e-12)
+
+
+@pytest.mark.parametrize("what", [("predict", "digits", "--proba"), ("evaluate", "digits")])
+def test_a_reader_that_has_had_enough_is_no_failure(run: Path, what: tuple[str, ...]) -> None:
+    """Both where it goes while lines are written, and where all of them still wait to be."""
+    name, *given = what
+    command = [sys.executable, "-m", "sordino", name, str(run), *given]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.close()
+        _, said = process.communicate()
+    assert (process.returncode, said) == (0, b"")
 
 
 def test_a_row_that_cannot_be_answered_gets_a_line_too(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shlex
 import sys
 from pathlib import Path
 from typing import Any
@@ -60,12 +61,15 @@ def invoked(monkeypatch: pytest.MonkeyPatch, *given: Any) -> int:
 
 
 def test_gaps_are_filled_under_the_budget_and_counted(
-    table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     book, out = tmp_path / "ledger.db", tmp_path / "run"
     counted = ("--ledger", book, "--data-name", "people")
     paid = ("--epsilon", 4, "--private-bounds", 1, "--metric-epsilon", 1)
     assert invoked(monkeypatch, table, *paid, "--out", out, *counted) == 0
+    printed = capsys.readouterr().out
+    assert "; epsilon 1 for bounds and values of the schema; epsilon 1 for metrics" in printed
+    assert "not looked at" not in printed  # held-out rows were
     said = json.loads((out / "run.json").read_text())
     assert said["epsilon"] <= 4
     assert said["before"]["event"] == {"type": "approximate", "epsilon": 1.0, "delta": 1e-6}
@@ -75,6 +79,12 @@ def test_gaps_are_filled_under_the_budget_and_counted(
     assert schema["column"][0]["obtained"] == "private"
     assert schema["column"][1]["values"] == ["baker", "smith"]
     assert sd.verify(out, ledger=book).stands
+    assert sordino(monkeypatch, "verify", str(out)) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert "delta is 1e-06 in all: at deltas up to that nothing is known, so ask for a larger one" in told
+    assert "not private" not in told
+    assert sordino(monkeypatch, "ledger", "show", "--ledger", str(book), "--delta", "1e-7") == 0
+    assert "delta is 1e-06 in all: at 1e-07 nothing is known" in capsys.readouterr().out
     assert [each.kind for each in LedgerFile(book).runs()] == ["bounds", "run"]
 
 
@@ -93,6 +103,20 @@ def test_a_cap_refuses_before_a_row_is_looked_at(
     assert invoked(monkeypatch, table, "--epsilon", 4, "--private-bounds", 1, *counted) == 2
     assert "has no room for this" in capsys.readouterr().err
     assert book.runs() == []
+
+
+def test_a_cap_that_keeps_no_delta_aside_says_how_much_and_how(
+    table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    book = LedgerFile(tmp_path / "ledger.db")
+    book.cap("our people", epsilon=5, delta=1e-4)
+    counted = ("--ledger", book.path, "--data-name", "our people", "--out", tmp_path / "run")
+    asked = (table, "--epsilon", 4, "--private-bounds", 1, *counted)
+    assert invoked(monkeypatch, *asked) == 2
+    command = capsys.readouterr().err.partition("to set, sordino ")[2]
+    assert command.strip() == "ledger cap 'our people' --epsilon 5 --delta 0.0001 --aside 1e-06"
+    assert sordino(monkeypatch, *shlex.split(command), "--ledger", str(book.path)) == 0
+    assert invoked(monkeypatch, *asked) == 0
 
 
 @pytest.mark.parametrize(

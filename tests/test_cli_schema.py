@@ -155,10 +155,12 @@ def test_other_delimiters_are_found_in_the_header(
 def test_files_that_are_no_tables_are_refused(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "people.txt").write_text(HEADER)
-    (tmp_path / "people.parquet").write_text(HEADER)
+    for suffix in ("txt", "xlsx", "tsv", "parquet"):
+        (tmp_path / f"people.{suffix}").write_text(HEADER)
     for name, said in [
-        ("people.txt", "is no table"),
+        ("people.txt", "is not read: give a .csv"),
+        ("people.xlsx", "is not read: save it as CSV"),
+        ("people.tsv", 'write delimiter = "\\t" at the top'),
         ("people.parquet", "no Parquet"),
         ("no.csv", "does not exist"),
     ]:

@@ -238,7 +238,67 @@ def test_users_are_the_units_where_they_are_asked_for(here: Path, monkeypatch: A
     assert sordino(monkeypatch, "train", "people.csv", *paid, "--user-column", "id") == 2
     assert "give --unit user too" in capsys.readouterr().err
     assert sordino(monkeypatch, "train", "digits", *paid, "--holdout", "0.2") == 2
-    assert "digits is no table: leave out holdout" in capsys.readouterr().err
+    assert "digits is no table: leave out --holdout" in capsys.readouterr().err
+
+
+def test_flags_are_called_as_they_are_written_here(here: Path, monkeypatch: Any, capsys: Any) -> None:
+    write_table(here)
+    (here / "people.csv.gz").touch()
+    (here / "people.xlsx").touch()
+    table = ("people.csv", "--schema", "people.schema.toml")
+    cases = {
+        "not --test and --holdout": (*table, "--test", "people.csv", "--holdout", "0.2"),
+        "--holdout is the share": (*table, "--holdout", "2"),
+        "give --test or --holdout": (*table, "--metric-epsilon", "1"),
+        "leave out --metric-epsilon": (
+            *table,
+            "--metric-epsilon",
+            "1",
+            "--unit",
+            "user",
+            "--user-column",
+            "id",
+        ),
+        "--rows-per-user is": (*table, "--unit", "user", "--user-column", "id", "--rows-per-user", "0"),
+        "leave out --schema": ("digits", "--schema", "people.schema.toml"),
+        "is not read: decompress it": ("people.csv.gz", *table[1:]),
+        "is not read: save it as CSV": ("people.xlsx", *table[1:]),
+    }
+    for says, given in cases.items():
+        assert sordino(monkeypatch, "train", *given, "--epsilon", "3", "--delta", "1e-3") == 2
+        assert says in capsys.readouterr().err
+
+
+def test_that_labels_were_not_looked_at_is_said_whatever_the_rows_hold(
+    here: Path, monkeypatch: Any, capsys: Any
+) -> None:
+    said = []
+    for labels in ('labels = ["no", "yes"]', 'labels = ["No", "Yes"]'):
+        write_table(here, labels)
+        cheap = ("--epsilon", "3", "--delta", "1e-3", *CHEAP)
+        assert sordino(monkeypatch, "train", "people.csv", *cheap) == 0
+        said += [line for line in capsys.readouterr().out.splitlines() if line.startswith("not looked at")]
+    assert len(said) == 2
+    assert said[0].lower() == said[1].lower()
+    assert "whether 'y' is written as one of 'No', 'Yes'" in said[1]
+
+
+def test_features_of_another_kind_are_refused_before_anything_is_loaded(
+    here: Path, monkeypatch: Any, capsys: Any
+) -> None:
+    from sordino.features import text
+
+    write_table(here)
+    monkeypatch.setattr(text, "_loaded", None)  # a model of texts is not looked for
+    cases = {
+        "for texts, and the rows are numbers": ("digits", "sentence-transformers:nothing"),
+        "no column of kind text": ("people.csv", "sentence-transformers:nothing"),
+        "for images, and this is a table": ("people.csv", "scattering"),
+    }
+    for says, (data, features) in cases.items():
+        given = ("train", data, "--features", features, "--epsilon", "3", "--delta", "1e-3")
+        assert sordino(monkeypatch, *given) == 2
+        assert says in capsys.readouterr().err
 
 
 def test_a_table_that_was_peeked_at_has_no_guarantee(here: Path, monkeypatch: Any, capsys: Any) -> None:

@@ -221,6 +221,18 @@ def test_a_table_that_does_not_fit_gets_one_line(source: Any, said: str) -> None
         Table(Schema(LABELS, (AGE,))).examples(source)
 
 
+@pytest.mark.parametrize("delimiter", [";", "\t", "|"])
+def test_a_file_with_another_delimiter_gets_a_line_that_says_which(tmp_path: Path, delimiter: str) -> None:
+    schema = Schema(TargetColumn("y", labels=("a", "b")), (Column("age", "number", low=0, high=9),))
+    path = tmp_path / "people.csv"
+    path.write_text(delimiter.join(["age", "secret", "y"]) + "\n" + delimiter.join(["1", "2", "a"]) + "\n")
+    with pytest.raises(ValueError, match="between its columns: write delimiter") as raised:
+        Table(schema).examples(path)
+    assert "secret" not in str(raised.value)
+    said = str(raised.value).partition("write ")[2].partition(" at the top")[0]
+    Table(Schema.from_toml(f"{said}\n{schema.to_toml()}")).examples(path)
+
+
 def test_a_schema_that_is_not_complete_makes_no_table() -> None:
     with pytest.raises(ValueError, match=r"fill in 'age' \(low and high\)"):
         Table(Schema(LABELS, (Column("age", "number"),)))

@@ -76,6 +76,7 @@ def loaded_data(
 
     if data in DATA_SETS or not is_table(data):
         table.pop("whole_test", None)  # what other data sets have in store is all there is
+        _refuse_flags_of_tables(data, table)
     with warnings_in_one_line():
         how = {"classes": classes, "image_size": image_size, "grey": grey, "progress": True, **table}
         if features is None or features == "none":
@@ -98,6 +99,23 @@ def loaded_data(
         return with_features(load(data, texts=texts, **how), chosen, public=is_named, progress=True)
 
 
+def _refuse_flags_of_tables(data: str, table: dict[str, Any]) -> None:
+    """By the names that they have here, and not by those of Python's keywords."""
+    from sordino.data.columns import not_read
+
+    path = Path(data).expanduser()
+    if data not in DATA_SETS and path.is_file() and path.suffix.lower() != ".npz":
+        raise ValueError(not_read(data, "a .csv, .parquet or .npz file, or a folder of class folders"))
+    flags = {"user": "--user-column", "rows_per_user": "--rows-per-user"}
+    given = [
+        flags.get(name, f"--{name}")
+        for name, value in table.items()
+        if value is not None and name != "target"
+    ]
+    if given:
+        raise ValueError(f"{data} is no table: leave out {' and '.join(given)}")
+
+
 def featured_schema(schema: Schema, features: str | None) -> Schema:
     """With these features of its texts; refused where they are no features of a table's."""
     from sordino.features import check_kind, features_named, with_embedding
@@ -115,6 +133,8 @@ def user_of(
     """The column that says whose a row is, where users are the units."""
     if unit not in ("example", "user"):
         raise ValueError(f"--unit is example or user, not {unit!r}")
+    if rows_per_user is not None and rows_per_user < 1:
+        raise ValueError("--rows-per-user is a whole number, at least 1")
     if unit == "example":
         if column is not None or rows_per_user is not None:
             raise ValueError("--user-column and --rows-per-user are for users as units: give --unit user too")
@@ -321,10 +341,19 @@ def promised_lines(run: Run, spent_by: str) -> Lines:
         yield "delta", f"{run.delta:g}"
     yield "unit", f"one {summary['unit']} of {summary['n']}; relation: {summary['relation']}"
     noise = f"noise multiplier {summary['noise_multiplier']:.4f}, accountant {summary['accountant']}"
-    yield "spent by", f"{spent_by}, {noise}"
+    yield "spent by", "; ".join([f"{spent_by}, {noise}", *_spent_besides(summary)])
     yield ("counted", counted_line(summary["ledger"]))
     if summary["seeded"]:
         yield "seeded", "a known seed voids the guarantee: for experiments only"
+
+
+def _spent_besides(summary: dict[str, Any]) -> Iterator[str]:
+    """What epsilon includes besides the training; the parts do not add up to it, since they are composed."""
+    before, metrics = summary.get("before"), summary.get("metric_epsilon")
+    if before is not None:
+        yield f"epsilon {before['event']['epsilon']:g} for bounds and values of the schema"
+    if metrics is not None:
+        yield f"epsilon {metrics:g} for metrics"
 
 
 def counted_line(ledger: dict[str, Any] | None) -> str:

@@ -214,11 +214,19 @@ def _lines(found: DataSet) -> list[tuple[str, str]]:
 
 def _standing(standing: Standing, name: str, found: DataSet) -> str:
     cap = standing.cap
-    taken = "more than all" if math.isinf(standing.share) else f"{math.ceil(1000 * standing.share) / 10:g}%"
     whose = f", of {name}" if len(found.names) > 1 else ""
     aside = f", {cap.aside:g} of it kept aside" if cap.aside else ""
-    state = f"{taken} of it is taken" + (": PASSED, nothing more is admitted" if standing.passed else "")
-    return f"{cap.epsilon:g} at delta {cap.delta:g}{aside}, unit {cap.unit}{whose}: {state}"
+    state = _taken_of(standing) + (": PASSED, nothing more is admitted" if standing.passed else "")
+    return f"epsilon {cap.epsilon:g} at delta {cap.delta:g}{aside}, unit {cap.unit}{whose}: {state}"
+
+
+def _taken_of(standing: Standing) -> str:
+    """As an epsilon, and as the share of what a cap has room for: runs add up in RDP, and epsilon does not grow with
+    it in proportion, so half of an epsilon is not half of the room."""
+    if math.isinf(standing.share):
+        return "more than all of it is taken"
+    share = f"{math.ceil(1000 * standing.share) / 10:g}% of its room, in which runs add up"
+    return f"epsilon {_shown(standing.epsilon)} of it is taken, {share}"
 
 
 def _data_set(found: DataSet) -> dict[str, Any]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from typing import TextIO
 
 import typer
 
@@ -52,13 +54,32 @@ def _version(
 
 def main() -> None:
     """Exit codes: 0 done, 2 the user can fix it (one line, no traceback), 1 a bug of ours (a traceback)."""
+    read = sys.stdout
     try:
         with told_to_end_is_interrupted():
             app()
+    except SystemExit as ended:
+        if ended.code != 2 and _nobody_reads(read, ended):
+            sys.exit(
+                0
+            )  # as in `sordino predict RUN FILE | head`: whoever reads has had enough, which is no failure
+        raise
     except (ValueError, OSError) as error:
         # The library raises ValueError for what a user can fix; typer itself exits with 2 on bad usage.
         print(f"sordino: {' '.join(str(error).split())}", file=sys.stderr)
         sys.exit(2)
+
+
+def _nobody_reads(out: TextIO, ended: SystemExit) -> bool:
+    """Whether a command ended because its output had no reader any more, or has something left for one."""
+    gone = isinstance(ended.__context__, BrokenPipeError)
+    try:
+        out.flush()
+    except BrokenPipeError:
+        gone = True
+    if gone:  # what is left goes nowhere, or Python complains of it at the end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), out.fileno())
+    return gone
 
 
 if __name__ == "__main__":

@@ -10,6 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sordino.named import DATA_SETS
+
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
 
@@ -21,7 +23,11 @@ if TYPE_CHECKING:
 # torch and the accountants load slowly: they are imported inside functions, so that --help is quick.
 
 
+NO_HELD_OUT = "--metric-epsilon pays for noisy counts of held-out rows: of a table give --test or --holdout"
+
+
 def check_first(
+    data: str,
     epsilon: float | None,
     budget: Budget | None,
     how: Method,
@@ -34,6 +40,12 @@ def check_first(
 ) -> None:
     """Refuse what no row is needed to refuse: when the bounds are paid for it is too late. ``metrics`` is their epsilon
     and the unit of privacy, ``held_out`` a file or a share."""
+    from sordino.data.columns import is_table
+
+    _check_held_out(*held_out)
+    _check_unit_of_metrics(*metrics)
+    if metrics[0] is not None and held_out == (None, None) and data not in DATA_SETS and is_table(data):
+        raise ValueError(NO_HELD_OUT)
     if epsilon is None:
         return
     from sordino.models import check_model_name
@@ -46,8 +58,6 @@ def check_first(
     if model is not None:
         check_model_name(model)
     key_in(signing_key)  # or refuse
-    _check_held_out(*held_out)
-    _check_metrics(*metrics, any(each is not None for each in held_out))
     _check_parts(epsilon, metrics[0], budget)
     _check_folder(out, resume)
 
@@ -73,7 +83,7 @@ def _check_held_out(test: Path | None, holdout: float | None) -> None:
         raise ValueError("--holdout is the share of rows that are held out, between 0 and 1, such as 0.2")
 
 
-def _check_metrics(epsilon: float | None, unit: str, any_held_out: bool) -> None:
+def _check_unit_of_metrics(epsilon: float | None, unit: str) -> None:
     from sordino.privacy.budget import check_epsilon
 
     if epsilon is None:
@@ -81,8 +91,6 @@ def _check_metrics(epsilon: float | None, unit: str, any_held_out: bool) -> None
     check_epsilon(epsilon)
     if unit != "example":
         raise ValueError("noisy metrics have no price for users: leave out --metric-epsilon, or --unit user")
-    if not any_held_out:
-        raise ValueError("--metric-epsilon pays for noisy counts of held-out rows: give --test or --holdout")
 
 
 def _check_folder(out: Path | None, resume: bool) -> None:
@@ -169,7 +177,6 @@ def bounds_for(
     if epsilon is None:
         return schema, None
     from sordino.data.columns import is_table
-    from sordino.named import DATA_SETS
 
     if data in DATA_SETS or not is_table(data):
         raise ValueError("--private-bounds is for tables: give a .csv or .parquet file, or leave it out")

@@ -25,7 +25,7 @@ from sordino.cli.common import (
     task_for,
     user_of,
 )
-from sordino.cli.private_bounds import bounds_for, check_first, rehearsal
+from sordino.cli.private_bounds import NO_HELD_OUT, bounds_for, check_first, rehearsal
 
 if TYPE_CHECKING:
     from sordino.data import Loaded
@@ -88,38 +88,32 @@ def train(
     how = _method(method, settings, budget is not None or noise_multiplier is not None)
     user = user_of(data, unit, user_column, rows_per_user, schema)
     check_first(
-        private_bounds, budget, how, model, (metric_epsilon, unit), (test, holdout), out, resume, signing_key
+        data,
+        private_bounds,
+        budget,
+        how,
+        model,
+        (metric_epsilon, unit),
+        (test, holdout),
+        out,
+        resume,
+        signing_key,
     )
 
     def settings_for(loaded: Loaded, spec: str, before: Before | None) -> dict[str, Any]:
         folder = run_folder(out, loaded.name)
         return {
             **_of_data(loaded, spec, seed, features),
-            "method": how,
-            "epochs": epochs,
-            "batch_size": batch_size,
-            "sampling": sampling,
-            "budget": budget,
-            "noise_multiplier": noise_multiplier,
-            "delta": delta,
-            "accountant": accountant,
-            "seed": seed,
-            "secure": secure,
-            "device": device,
-            "evaluations": evaluations,
-            "show_unprotected": show_unprotected,
-            "out": folder,
-            "resume": resume,
-            "keep_checkpoint": keep_checkpoint,
-            "progress": True,
+            "method": how, "epochs": epochs, "batch_size": batch_size, "sampling": sampling,
+            "budget": budget, "noise_multiplier": noise_multiplier, "delta": delta, "accountant": accountant,
+            "before": before, "metric_epsilon": metric_epsilon,
+            "seed": seed, "secure": secure, "device": device,
+            "evaluations": evaluations, "show_unprotected": show_unprotected,
+            "out": folder, "resume": resume, "keep_checkpoint": keep_checkpoint, "progress": True,
             "data_name": declared_name(data, loaded, data_name, ledger),
-            "ledger": ledger,
-            "rationale": rationale,
-            "signing_key": signing_key,
+            "ledger": ledger, "rationale": rationale, "signing_key": signing_key,
             "callbacks": loggers(folder, tensorboard, mlflow),
-            "before": before,
-            "metric_epsilon": metric_epsilon,
-        }
+        }  # fmt: skip
 
     not_of_tables = classes, image_size, grey
     rehearse = rehearsal(settings_for, data, model, features, (test, holdout), rows_per_user, not_of_tables)
@@ -130,10 +124,12 @@ def train(
         data, classes, features, image_size=image_size, grey=grey, target=target, schema=complete, test=test, user=user,
         holdout=holdout, rows_per_user=rows_per_user, **({} if metric_epsilon is None else {"whole_test": True}),
     )  # fmt: skip
+    if metric_epsilon is not None and loaded.test is None:
+        raise ValueError(NO_HELD_OUT)
     asked = settings_for(loaded, model or model_for(loaded, features), before)
     groups = loaded.users if unit == "user" else None
     run = partial(run_training, loss=task_for(loaded), data=loaded.train, groups=groups, **asked)
-    run_and_show(asked["out"], as_json, run, _lines)
+    run_and_show(asked["out"], as_json, run, lambda done: [*_lines(done), *_not_looked_at(loaded, data)])
 
 
 def _method(name: str, settings: list[str] | None, has_budget: bool) -> Method:
@@ -162,6 +158,23 @@ def _lines(run: Run) -> Lines:
     covered = "covered by the guarantee" if run.metrics["covered"] else "not covered by the guarantee"
     yield from measured_lines(run, f"; {covered}")
     yield from promised_lines(run, _batches(run.summary))
+
+
+def _not_looked_at(loaded: Loaded, data: str) -> Lines:
+    """Where nothing was measured, a misspelt label goes unseen: whether there is one must not show, so this is said of
+    every such table, whatever its rows hold."""
+    schema = getattr(loaded.inputs, "schema", None)
+    if schema is None or loaded.test is not None:
+        return
+    from sordino.data.schema import listed
+
+    target = schema.target
+    right = f"is written as one of {listed(target.labels)}" if target.labels else "is a number"
+    yield (
+        "not looked at",
+        f"whether {target.name!r} {right}, as the schema says: rows where it is not add nothing, and how many is not "
+        f"said. --holdout or --test shows it (covered with --metric-epsilon); so does sordino evaluate RUN {data}",
+    )
 
 
 def _batches(summary: dict[str, Any]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,14 +11,34 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from sordino.data.cells import is_number
 from sordino.data.csv_rows import CsvRows
-from sordino.data.schema import Schema, listed
+from sordino.data.schema import DELIMITERS, Schema, listed
 from sordino.data.wrong import wrong_with
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 TABLES = (".csv", ".parquet")
+_COMPRESSED = (".gz", ".bz2", ".xz", ".zst", ".zip", ".7z")
+_SPREADSHEETS = (".xlsx", ".xls", ".xlsm", ".ods")
 _ROWS_AT_A_TIME = 1 << 15
+
+
+def not_read(path: str | os.PathLike[str], instead: str = "a .csv or .parquet file") -> str:
+    """What to do with a file that is no table by its name.
+
+    >>> not_read("people.csv.gz")
+    'people.csv.gz is not read: decompress it first, and give the .csv or .parquet file'
+    """
+    suffix = Path(os.fspath(path)).suffix.lower()
+    if suffix in _COMPRESSED:
+        do = "decompress it first, and give the .csv or .parquet file"
+    elif suffix in _SPREADSHEETS:
+        do = "save it as CSV (UTF-8) there, and give that file"
+    elif suffix in (".tsv", ".tab"):
+        do = 'rename it to .csv, and write delimiter = "\\t" at the top of its schema'
+    else:
+        do = f"give {instead}"
+    return f"{os.fspath(path)} is not read: {do}"
 
 
 class Columns(Protocol):
@@ -57,6 +78,10 @@ def check_names(names: Sequence[str], wanted: Sequence[str], where: str) -> None
     """Every wanted column is there, once. The first line of a CSV file that may be a row is not quoted: one that has
     none of the names, or a number among them."""
     from_a_line = where.lower().endswith(".csv")
+    if from_a_line and not set(wanted) <= set(names) and (other := _other_delimiter(names, wanted)):
+        raise ValueError(
+            f"{where} has {other!r} between its columns: write delimiter = {json.dumps(other)} at the top of the schema"
+        )
     for name in wanted:
         if name not in names:
             if any(map(is_number, names)) or (from_a_line and not set(names) & set(wanted)):
@@ -67,6 +92,14 @@ def check_names(names: Sequence[str], wanted: Sequence[str], where: str) -> None
     for name in names:
         if names.count(name) > 1:
             raise ValueError(f"{where} has two columns of the same name: give each its own")
+
+
+def _other_delimiter(names: Sequence[str], wanted: Sequence[str]) -> str | None:
+    """By which the first line has every wanted name: then it is a header, and was cut at something else."""
+    for other in DELIMITERS:
+        if set(wanted) <= {part.strip().strip('"').strip() for name in names for part in name.split(other)}:
+            return other
+    return None
 
 
 @dataclass(frozen=True)

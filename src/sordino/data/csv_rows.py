@@ -64,7 +64,9 @@ def names_in(path: Path, header: bytes, delimiter: str) -> tuple[str, ...]:
     try:
         (names,) = csv.reader([text], delimiter=delimiter, strict=True)
     except (csv.Error, ValueError):
-        raise ValueError(f"{path} has a header whose quotes do not match: mend it") from None
+        raise ValueError(
+            f"{path} has a header whose quotes do not match: mend it, or the delimiter in its schema"
+        ) from None
     return tuple(name.strip() for name in names)
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sordino.data.cells import numbers_of, texts_of
-from sordino.data.columns import Columns, ParquetRows, check_names
+from sordino.data.columns import Columns, ParquetRows, check_names, not_read
 from sordino.data.csv_rows import CsvRows, header_of, names_in
 from sordino.data.schema import Column, Schema, TargetColumn
 
@@ -40,7 +40,7 @@ def draft(path: Path, target: str, user: str | None = None) -> Schema:
         names = names_in(path, header, delimiter)
         kinds = dict.fromkeys(names)
     else:
-        raise ValueError(f"{path} is no table: give a .csv or .parquet file")
+        raise ValueError(not_read(path))
     wanted = [target] if user is None else [target, user]
     check_names(names, wanted, str(path))
     if not all(names):

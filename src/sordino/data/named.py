@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sordino.data.columns import TABLES
+from sordino.data.columns import TABLES, not_read
 from sordino.data.download import Folders
 from sordino.data.images import load_images
 from sordino.data.inputs import Inputs, Target
@@ -186,11 +186,9 @@ def _load_path(path: Path, target: str | None, classes: int | None, table: Mappi
     suffix = path.suffix.lower()
     if suffix in TABLES:
         return read(path, target=target, **table)
-    _check_no_table(str(path), table)
     if suffix != ".npz":
-        raise ValueError(
-            f"{path}: files of type {suffix or '(none)'} are not supported: give .csv, .parquet or .npz"
-        )
+        raise ValueError(not_read(path, "a .csv, .parquet or .npz file, or a folder of class folders"))
+    _check_no_table(str(path), table)
     if target is not None:
         raise ValueError(f"{path} has its labels in the array y: leave out the target {target!r}")
     return load_npz(path, classes)

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from sordino.data.columns import TABLES
+from sordino.data.columns import TABLES, not_read
 from sordino.data.loaded import Loaded
 from sordino.data.schema import Schema
 from sordino.data.sources import Examples, part_of
@@ -109,7 +109,7 @@ def schema_for(source: Any, given: Any, target: str | None, user: str | None) ->
     if is_path and not Path(os.fspath(source)).expanduser().exists():
         raise ValueError(f"{os.fspath(source)} does not exist: check the path")
     if is_path and Path(os.fspath(source)).suffix.lower() not in TABLES:
-        raise ValueError(f"{os.fspath(source)} is no table: give a .csv or .parquet file")
+        raise ValueError(not_read(source))
     if given is None:
         if not is_path:
             raise ValueError("a table in memory needs a schema: give a Schema, or the path of one")

@@ -24,7 +24,7 @@ TEXT_WORDS = 128
 
 _MOST_BUCKETS = 1 << 20
 _MOST_WORDS = 1 << 14
-_DELIMITERS = (",", ";", "\t", "|")
+DELIMITERS = (",", ";", "\t", "|")
 # What is said beside a line that is to be filled in.
 _HINTS = {
     "kind": '"number" with low and high; "category" with values = [...] or buckets = 64; "text"; or "ignore"',
@@ -223,8 +223,8 @@ class Schema:
         object.__setattr__(self, "columns", tuple(self.columns))
         if self.user is not None:
             _check_name(self.user)
-        if self.delimiter not in _DELIMITERS:
-            shown = " ".join(map(repr, _DELIMITERS))
+        if self.delimiter not in DELIMITERS:
+            shown = " ".join(map(repr, DELIMITERS))
             raise ValueError(f"a delimiter is one of {shown}, not {self.delimiter!r}")
         names = [self.target.name, *([] if self.user is None else [self.user])]
         names += [each.name for each in self.columns]

@@ -6,8 +6,10 @@ import hashlib
 import os
 import re
 import secrets
+import shlex
 import unicodedata
 from collections.abc import Callable
+from decimal import ROUND_CEILING, Context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -429,16 +431,34 @@ def _room(cap: Cap, before: Spent) -> float:
     return cap.allowed - float(curve[cap.place])
 
 
+def _rounded_up(delta: float) -> float:
+    """To three digits, never down."""
+    return float(Context(prec=3, rounding=ROUND_CEILING).create_decimal(repr(delta)))
+
+
+def _no_delta(owner: str, cap: Cap, needed: float) -> str:
+    """What to do where releases with a delta of their own, such as private bounds, need more of it than is kept."""
+    known = "for releases of which only (epsilon, delta) is known"
+    if needed >= cap.delta:
+        return f"has no room for this: {known} all of its delta would be needed, and runs need some too"
+    enough = f"{_rounded_up(needed):g}"
+    unit = "" if cap.unit == "example" else f" --unit {cap.unit}"
+    again = (
+        f"sordino ledger cap {shlex.quote(owner)} --epsilon {cap.epsilon:.12g} --delta {cap.delta:.12g}{unit}"
+    )
+    return (
+        f"keeps {cap.aside:g} of its delta aside {known}, and with this one it has to be {enough}: if it is yours to "
+        f"set, {again} --aside {enough}"
+    )
+
+
 def _no_room(owner: str, cap: Cap, before: Spent, after: Spent, runs: int, pieces: int) -> str:
     of_cap = f"the cap of {owner!r} (epsilon {cap.epsilon:g} at delta {cap.delta:g}"
     of_cap += ")" if cap.unit == "example" else f", unit {cap.unit})"
     if cap.unit == "user" and after.has("example"):
         return f"{of_cap} has no room for this: what protects examples says nothing about users, who may have many"
     if after.about(cap.unit)[1] > cap.aside:
-        return (
-            f"{of_cap} keeps delta {cap.aside:g} aside for pieces of which only (epsilon, delta) is known, and this "
-            "needs more: set the cap again with --aside"
-        )
+        return f"{of_cap} {_no_delta(owner, cap, after.about(cap.unit)[1])}"
     spent = show_epsilon(cap.epsilon_of(before))
     who = f"{runs} run{'' if runs == 1 else 's'}" + (f" and {pieces} of other tools" if pieces else "")
     have = f"{who} {'has' if runs == 1 and not pieces else 'have'} spent or reserved epsilon {spent}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -209,6 +210,7 @@ def _data_set(entries: Entries, names: tuple[str, ...], delta: float | None) -> 
             notes += [_NO_DELTA] if epsilons[0] is None else []
         else:
             epsilons = everything.epsilon(unit, delta), certain.epsilon(unit, delta)
+            notes += _below_known(everything.about(unit)[1], delta, epsilons[0])
         notes += [_FIXED] if count + pieces > 1 else []
     return DataSet(names, unit, delta, *epsilons, caps, count, still_open, pieces, tuple(notes))
 
@@ -227,6 +229,16 @@ def _notes(reserved: Sequence[Entry], everything: Spent, unit: str) -> Iterable[
         yield _SUBSTITUTED
     if everything.has("example") and everything.has("user"):
         yield _USERS if unit == "example" else _EXAMPLES
+
+
+def _below_known(known: float, delta: float, epsilon: float | None) -> list[str]:
+    """Why there is no epsilon where there would be one at a larger delta."""
+    if not known or epsilon is None or math.isfinite(epsilon):
+        return []
+    return [
+        f"of releases of which only epsilon and delta are known, delta is {known:g} in all: at {delta:g} nothing is "
+        "known of them, so ask for a larger one (--delta)"
+    ]
 
 
 def _set_anew(entries: Entries, names: Sequence[str]) -> list[str]:

@@ -35,8 +35,8 @@ class NoisyMetrics:
     ) -> None:
         if unit != "example":
             raise ValueError(
-                "how many held-out rows one user has is not known, so noisy metrics have no price for users: leave out "
-                "metric_epsilon"
+                "how many held-out rows one user has is not known, so noisy metrics have no price for users: leave "
+                "them out"
             )
         check_installed()
         self._model, self._task, self._epsilon, self._target = model, task, epsilon, target
@@ -46,7 +46,7 @@ class NoisyMetrics:
         if self._classes == 0 and (target is None or target.labels or scores.numel() != 5):
             raise ValueError(
                 "noisy metrics count classes, or errors of one number between public bounds, and this is neither: "
-                "leave out metric_epsilon"
+                "leave them out"
             )
 
     def release(self) -> dict[str, Any]:

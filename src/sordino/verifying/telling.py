@@ -7,6 +7,7 @@ import textwrap
 from collections.abc import Iterator, Sequence
 
 from sordino.privacy.certificate import show_epsilon
+from sordino.privacy.events import event_from_json, known_delta, parted
 from sordino.verifying.numbers import below, same
 from sordino.verifying.pricing import AT_LEAST, AT_MOST, Priced
 from sordino.verifying.verification import Verification
@@ -107,8 +108,19 @@ def _against_n(delta: float, units: int | None, unit: str) -> list[str]:
 
 
 def _profile(found: Verification) -> str:
+    """Epsilons at the deltas for which there is one: what is known by its own delta says nothing below that."""
     points = found.document["guarantee"]["profile"]
-    return ", ".join(f"{show_epsilon(float(point['epsilon']), 2)} at {point['delta']:g}" for point in points)
+    finite = [point for point in points if math.isfinite(float(point["epsilon"]))]
+    listed = ", ".join(
+        f"{show_epsilon(float(point['epsilon']), 2)} at {point['delta']:g}" for point in finite
+    )
+    if len(finite) == len(points):
+        return listed
+    own = known_delta(parted(event_from_json(found.document["events"]))[1])
+    return (
+        f"{listed}; of releases of which only epsilon and delta are known, delta is {own:g} in all: at deltas up to "
+        "that nothing is known, so ask for a larger one"
+    )
 
 
 def _up(value: float) -> str:
