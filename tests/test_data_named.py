@@ -169,9 +169,9 @@ def test_digits_need_no_folder(monkeypatch: pytest.MonkeyPatch) -> None:
         ("", "unknown data set"),
         ("table.csv", "does not exist"),
         ("table.parquet", "does not exist"),
-        ("image.png", "files of type .png"),
+        ("image.png", "image.png is not read"),
         ("missing.npz", "does not exist"),
-        ("some/where", "files of type"),
+        ("some/where", "is not read"),
     ],
 )
 def test_unknown_names_and_paths_get_one_line(name: str, message: str) -> None:
@@ -192,7 +192,7 @@ def test_a_name_wins_over_a_file_and_a_path_object_is_a_path(
     Path("digits").touch()
     assert load("digits").name == "digits"
     for path in (Path("digits"), "./digits"):
-        with pytest.raises(ValueError, match="files of type"):
+        with pytest.raises(ValueError, match="is not read"):
             load(path)
 
 
