@@ -66,13 +66,15 @@ class User:
         self.types("verify", "run")
         assert sd.verify("run").stands
         self.types("evaluate", "run", new)
-        predicted = self.types("predict", "run", new).splitlines()
-        assert predicted[0] == "prediction"
+        predicted = list(csv.DictReader(self.types("predict", "run", new).splitlines()))
+        images = Path(new).is_dir()
+        assert all([*line] == [*(["file"] if images else []), "prediction"] for line in predicted)
+        assert not images or all(Path(new, line["file"]).is_file() for line in predicted)
         self.types("report", "run")
         page = Path("run/report.html").read_text()
         assert "no covered result becomes more than" in page  # the guarantee in its sentence
         assert "<script" not in page
-        return predicted[1:]
+        return [line["prediction"] for line in predicted]
 
 
 @pytest.fixture

@@ -28,7 +28,7 @@ class Standing:
 def standing_of(path: Path, data: str, unit: str, run: str | None) -> Standing:
     """Asked of the ledger, which checks its own entries first; raises `ValueError` where they do not hold."""
     from sordino.ledger import LedgerFile
-    from sordino.ledger.pricing import Spent, curve_from, curve_of
+    from sordino.ledger.pricing import Spent, curve_from, curve_of, pieces_of
 
     if not path.is_file():
         raise ValueError(f"there is no ledger {path.name}")
@@ -43,7 +43,7 @@ def standing_of(path: Path, data: str, unit: str, run: str | None) -> Standing:
         for each in book.runs(data):
             if each.run == run:
                 alone = Spent()
-                alone.add(each.unit, curve_from(curve_of(each.event)))
+                alone.add(each.unit, curve_from(curve_of(each.event)), pieces=pieces_of(each.event))
                 own = min(capped.share, capped.cap.share_of(alone))
         facts = {
             "cap": capped.cap.epsilon,
