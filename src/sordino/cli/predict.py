@@ -60,9 +60,9 @@ def predict(
             raise ValueError("this model predicts a number, which has no probability: leave out --proba")
         names = trained.names(file)
         columns = ["prediction", *(f"probability of {label}" for label in trained.classes if proba)]
-        batches = (_lines_of(trained, scores, proba) for scores in trained.in_batches(file))
-        if names is not None:
-            columns, batches = ["file", *columns], _named(names, batches)
+        lines = (_lines_of(trained, scores, proba) for scores in trained.in_batches(file))
+        batches = lines if names is None else _named(names, lines)
+        columns = columns if names is None else ["file", *columns]
         file_out = None if out is None or str(out) == "-" else out
         rows = _written(batches, columns, bool(trained.classes), file_out, as_json)
     if as_json:

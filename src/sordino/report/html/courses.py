@@ -131,7 +131,13 @@ def _spent(run: Kept) -> Iterator[Html]:
     if run.account.private and len(course.y) > 1 and course.moved:
         curve = Curve("epsilon", course.x, course.y, 1)
         figure = _over_the_run(run, [curve], "epsilon spent")
-        yield card("What was spent", figure, joined("epsilon so far", _epsilon_mark(run)))
+        # Metrics that are paid for come after the last line.
+        later = (
+            ""
+            if run.summary.get("metric_epsilon") is None
+            else "; metrics, which come after it, are not in it"
+        )
+        yield card("What was spent", figure, joined(f"epsilon so far{later}", _epsilon_mark(run)))
 
 
 # What tuned itself ----------------------------------------------------------------------------------------------
