@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 import torch
 from PIL import Image
@@ -153,6 +154,11 @@ def test_a_folder_of_images(user: User) -> None:
     told = ("--epsilon", "3", "--image-size", "8", "--grey", "--model", "linear")
     predicted = user.trains_and_shows("pictures", *told, new="pictures/test")
     assert predicted[:20].count("dark") + predicted[20:].count("light") >= 34
+    user.types("predict", "run", "pictures/test", "--proba", "--out", "said.parquet")
+    said = pq.read_table("said.parquet").to_pydict()
+    assert [*said] == ["file", "prediction", "probability of dark", "probability of light"]
+    assert said["prediction"] == predicted
+    assert [Path(each).parts[0] for each in said["file"]] == ["dark"] * 20 + ["light"] * 20
 
 
 def test_a_file_of_texts(user: User) -> None:

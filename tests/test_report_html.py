@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from sordino.data.inputs import FORMAT
-from sordino.privacy import certificate, compose, gaussian, price
+from sordino.privacy import approximate, certificate, compose, gaussian, price
 from sordino.privacy.certificate import show_epsilon
 from sordino.report.html import Kept, comparison_page, recipe_page, run_page
 from sordino.report.html.budget import Standing
@@ -376,6 +376,14 @@ def test_what_runs_spent_together_is_what_a_ledger_would_say() -> None:
         f"epsilon {show_epsilon(both, 3)} at delta 1e-5 by 2 runs, composed by Renyi DP"
     )
     assert "if they are of the same rows" not in page[at + 1]
+
+
+def test_releases_besides_the_training_are_in_the_total() -> None:
+    event = compose([gaussian(5.0), approximate(0.5)])
+    said = document(event=event, guarantee=price(event, 1e-5))
+    more = kept(summary=summary_of(epsilon=said["guarantee"]["epsilon"]), certificate=said, name="more")
+    alone, both = (total([spending(4.0, "one"), run]).epsilon for run in (spending(5.0, "two"), more))
+    assert alone + 0.1 < both <= alone + 0.5
 
 
 def test_what_cannot_be_composed_is_added_up_or_left_out_and_said() -> None:
