@@ -140,7 +140,13 @@ def _measured(runs: Sequence[tuple[int, Kept]], main: str) -> Iterator[Html]:
     of = [(slot, run) for slot, run in runs if main_measure(run) == main]
     cover = "" if all(run.covers(main) for _, run in of) else "not covered"
     over = [(slot, run, run.account.series(main)) for slot, run in of]
-    yield from _figure(over, called(main).capitalize(), f"{called(main)} over the run", cover, is_share(main))
+    yield from _figure(
+        over,
+        called(main)[:1].upper() + called(main)[1:],
+        f"{called(main)} over the run",
+        cover,
+        is_share(main),
+    )
     priced = [(slot, run, bought(run)) for slot, run in of]
     priced = [each for each in priced if len(each[2].x) > 1]
     if priced:
