@@ -10,6 +10,9 @@ from typing import Any
 import pytest
 
 from conftest import sordino
+from sordino.ledger import LedgerFile
+from sordino.privacy import approximate, compose, gaussian
+from sordino.report.html.budget import standing_of
 from sordino.runs.lock import locked
 
 PNG = b"\x89PNG\r\n"
@@ -195,6 +198,25 @@ def test_what_else_was_spent_is_asked_of_the_ledger(here: Path, monkeypatch: Any
     assert own == others
     assert abs(total - own - others) <= 0.1001  # each is rounded up
     assert str(here) not in page
+
+
+def test_what_a_runs_preprocessing_was_paid_with_is_its_own(tmp_path: Path) -> None:
+    book = LedgerFile(tmp_path / "led.db")
+    book.cap("people", epsilon=9.0, delta=1e-5, aside=1e-6)
+    bounds = book.pay("people", approximate(0.5, 1e-7), what="bounds")
+    event = compose([gaussian(2.0), approximate(0.5)])
+    account = book.reserve("people", event)
+    account.spend("all", event)
+    account.close()
+
+    def share(*runs: str) -> float:
+        return standing_of(tmp_path / "led.db", "people", "example", runs).own_share or 0.0
+
+    whole = standing_of(tmp_path / "led.db", "people", "example", ()).share
+    assert share() == 0
+    assert 0 < share(bounds) < share(account.run)
+    assert share(bounds) + share(account.run) == pytest.approx(share(bounds, account.run))
+    assert share(bounds, account.run) == pytest.approx(whole)  # metrics that were paid for are in it
 
 
 def test_a_reproduction_has_a_page_as_well(here: Path, monkeypatch: Any, capsys: Any) -> None:

@@ -54,6 +54,25 @@ def test_rows_are_in_the_order_of_classes_and_names_and_scaled_by_constants(pets
     assert loaded.inputs.target.labels == ("cat", "dog")
 
 
+def test_names_of_files_are_in_the_order_of_the_rows(pets: Path) -> None:
+    picture(pets / "dog" / "older" / "x.png", 25)
+    inputs = Images(Target("class", ("cat", "dog")), size=4)
+    files = ["cat/a.bmp", "cat/b.jpg", "dog/0.png", "dog/1.png", "dog/2.png", "dog/older/x.png"]
+    assert inputs.names(pets) == inputs.names(f"{pets}/") == files
+    for rows, levels in ((pets, (255, 200, 0, 50, 100, 25)), (pets / "dog" / "1.png", (50,))):
+        shown, _ = everything(inputs.examples(rows, targets=False))
+        found = (shown.mean((1, 2, 3)) + 0.5) * 255
+        torch.testing.assert_close(found, torch.tensor(levels).float(), rtol=0, atol=1.5)
+    assert inputs.names(str(pets / "dog" / "1.png")) == ["1.png"]
+    assert inputs.names([pets / "dog" / "1.png"]) == [str(pets / "dog" / "1.png")]
+
+
+def test_a_name_of_a_file_that_is_no_text_is_shown_as_text(tmp_path: Path) -> None:
+    picture(tmp_path / "a.png").rename(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9.png"))
+    (name,) = Images(Target("class", ("cat", "dog"))).names(tmp_path)
+    assert name.encode() == "caf\ufffd.png".encode()
+
+
 def test_the_size_is_chosen_and_not_read(pets: Path) -> None:
     assert load(pets).input_shape == (3, 32, 32)
     assert load(pets, image_size=5, grey=True).input_shape == (1, 5, 5)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 import torch
 from PIL import Image
@@ -66,13 +67,15 @@ class User:
         self.types("verify", "run")
         assert sd.verify("run").stands
         self.types("evaluate", "run", new)
-        predicted = self.types("predict", "run", new).splitlines()
-        assert predicted[0] == "prediction"
+        predicted = list(csv.DictReader(self.types("predict", "run", new).splitlines()))
+        images = Path(new).is_dir()
+        assert all([*line] == [*(["file"] if images else []), "prediction"] for line in predicted)
+        assert not images or all(Path(new, line["file"]).is_file() for line in predicted)
         self.types("report", "run")
         page = Path("run/report.html").read_text()
         assert "no covered result becomes more than" in page  # the guarantee in its sentence
         assert "<script" not in page
-        return predicted[1:]
+        return [line["prediction"] for line in predicted]
 
 
 @pytest.fixture
@@ -151,6 +154,11 @@ def test_a_folder_of_images(user: User) -> None:
     told = ("--epsilon", "3", "--image-size", "8", "--grey", "--model", "linear")
     predicted = user.trains_and_shows("pictures", *told, new="pictures/test")
     assert predicted[:20].count("dark") + predicted[20:].count("light") >= 34
+    user.types("predict", "run", "pictures/test", "--proba", "--out", "said.parquet")
+    said = pq.read_table("said.parquet").to_pydict()
+    assert [*said] == ["file", "prediction", "probability of dark", "probability of light"]
+    assert said["prediction"] == predicted
+    assert [Path(each).parts[0] for each in said["file"]] == ["dark"] * 20 + ["light"] * 20
 
 
 def test_a_file_of_texts(user: User) -> None:

@@ -7,17 +7,20 @@ import json
 import math
 import re
 import time
+from dataclasses import replace
 from html.parser import HTMLParser
 from typing import Any
 
 import pytest
 
 from sordino.data.inputs import FORMAT
-from sordino.privacy import certificate, gaussian, price
+from sordino.privacy import approximate, certificate, compose, gaussian, price
+from sordino.privacy.certificate import show_epsilon
 from sordino.report.html import Kept, comparison_page, recipe_page, run_page
 from sordino.report.html.budget import Standing
 from sordino.report.html.comparison import in_order
 from sordino.report.html.kept import judged
+from sordino.report.html.together import together, total
 
 EVIL = "\"><script>alert('x')</script><img src=x onerror=alert(1)>&amp;\u202e</style></title>"
 
@@ -299,11 +302,13 @@ def test_a_schema_says_where_its_bounds_are_from_and_says_nothing_of_public_ones
 
 def test_of_a_selection_nothing_is_shown_but_the_winner() -> None:
     grid = Read(run_page(ALL["tuned"])).blocks
-    assert "0.4321" in grid
+    assert {"80.0 %", "43.2 %"} <= {*grid}  # accuracies, as everywhere
+    assert "auto, chosen from 2 candidates" in grid
     assert "chosen" in grid
     tried = [*GRID["table"], {"method": "tried-by-chance", "score": 0.1}]  # type: ignore[misc]
     secret = {**GRID, "stopping": {"runs": "geometric", "mean": 2.0}, "table": tried}
     page = run_page(kept(summary=summary_of(tuning=secret))).decode()
+    assert "43.2 %" not in page
     assert "0.4321" not in page
     assert "tried-by-chance" not in page
     assert "the best of a number of runs that is secret" in page
@@ -346,6 +351,84 @@ def test_runs_are_compared_in_a_sensible_order() -> None:
     page = comparison_page(runs * 3).decode()
     assert "Curves are of the first 12 runs of the table." in page
     assert "Runs on the same data add up" in page
+
+
+def spending(noise: float, name: str, **changes: Any) -> Kept:
+    """A run with a certificate of its own."""
+    event = gaussian(noise)
+    said = document(event=event, guarantee=price(event, 1e-5), created=name)
+    return kept(
+        summary=summary_of(epsilon=said["guarantee"]["epsilon"], **changes), certificate=said, name=name
+    )
+
+
+def test_what_runs_spent_together_is_what_a_ledger_would_say() -> None:
+    counted = {"file": "led.db", "data": "people", "run": "a"}
+    runs = [spending(5.0, "one", ledger=counted), spending(4.0, "two", ledger=counted)]
+    said = total(runs)
+    both = price(compose([gaussian(5.0), gaussian(4.0)]), 1e-5, accountant="rdp").epsilon
+    assert said.epsilon == pytest.approx(both)
+    assert max(run.summary["epsilon"] for run in runs) < said.epsilon
+    assert said.epsilon < sum(run.summary["epsilon"] for run in runs)
+    page = Read(comparison_page([*runs, runs[0]])).blocks  # the same run twice has spent once
+    at = page.index("together on 'people'")
+    assert page[at + 1].startswith(
+        f"epsilon {show_epsilon(both, 3)} at delta 1e-5 by 2 runs, composed by Renyi DP"
+    )
+    assert "if they are of the same rows" not in page[at + 1]
+
+
+def test_releases_besides_the_training_are_in_the_total() -> None:
+    event = compose([gaussian(5.0), approximate(0.5)])
+    said = document(event=event, guarantee=price(event, 1e-5))
+    more = kept(summary=summary_of(epsilon=said["guarantee"]["epsilon"]), certificate=said, name="more")
+    alone, both = (total([spending(4.0, "one"), run]).epsilon for run in (spending(5.0, "two"), more))
+    assert alone + 0.1 < both <= alone + 0.5
+
+
+def test_what_cannot_be_composed_is_added_up_or_left_out_and_said() -> None:
+    one, two = spending(5.0, "one"), spending(4.0, "two", ledger={"file": "led.db", "data": "people"})
+    unreadable = {**(one.certificate or {}), "events": {"type": "unheard of"}}
+    said = total([replace(one, certificate=unreadable), two])
+    assert said.epsilon == one.summary["epsilon"] + two.summary["epsilon"]
+    assert (said.delta, said.how) == (2e-5, "their epsilons and deltas added up")
+    seeded = spending(5.0, "seeded", seeded=True)
+    for others, ending in (
+        ((), "a name proves nothing."),
+        ((seeded,), "and no number bounds what it shows."),
+    ):
+        (found,) = together([one, two, *others])
+        assert str(found[1]).endswith(ending)
+        assert " by 2 runs" in str(found[1])
+    assert [*together([one, seeded])] == []  # there is nothing to add
+    users = replace(two, summary={**two.summary, "unit": "user"}, certificate=document(unit="user"))
+    users = replace(users, summary={**users.summary, "epsilon": EPSILON})
+    assert users.verdict.stands
+    ((_, words),) = together([one, users])
+    assert words == "not added up: some of them protect examples and some users"
+
+
+def test_who_has_no_name_gets_a_number_where_several_are_compared() -> None:
+    page = Read(comparison_page([replace(spending(5.0, "x"), name=""), spending(4.0, "auto-4")])).blocks
+    assert "run 1 (auto)" in page
+    assert "auto-4" in page  # whose name says the method
+    assert not any(block.startswith((":", "(")) for block in page)
+
+
+def test_large_factors_are_written_for_people() -> None:
+    event = gaussian(0.5)
+    said = document(event=event, guarantee=price(event, 1e-5))
+    words = said["claim"]["words"]
+    assert "E+" in words
+    run = kept(summary=summary_of(epsilon=said["guarantee"]["epsilon"]), certificate=said)
+    assert run.verdict.stands
+    for page in (run_page(run), comparison_page([run, kept()])):
+        assert "E+" not in page.decode()
+        times = re.search(r"more than ([\d,]+|\d\.\d+e\d+) times", page.decode())
+        assert times is not None
+        assert float(times[1].replace(",", "")) >= math.exp(
+            said["guarantee"]["epsilon"]
+        )  # never rounded down
 
 
 def test_the_page_is_the_same_for_the_same_run_and_costs_little() -> None:

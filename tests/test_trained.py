@@ -251,6 +251,22 @@ def test_numbers_are_answered_and_judged_in_the_owners_units(tmp_path: Path) -> 
         trained.predict_proba(ROWS)
 
 
+def test_training_and_evaluation_have_one_score_for_one_model(tmp_path: Path) -> None:
+    price = Target("price", low=100.0, high=300.0)
+    y = 200 + 150 * ROWS[:, 0].astype(np.float64)  # and beyond the bounds
+    rows = torch.from_numpy(ROWS), torch.from_numpy(price.encoded(y)).float()
+    model = nn.Linear(3, 1)
+    nn.init.constant_(model.weight, 2.0)
+    task = sd.regression(scale=price.half_range, limit=1.0)
+    kept: dict[str, Any] = {"inputs": Arrays(price, (3,)), "out": tmp_path / "run", "epochs": 1}
+    run = sd.train(model, task, rows, test=rows, budget=(3, 1e-3), **kept)
+    trained = sd.load(tmp_path / "run", model=nn.Linear(3, 1))
+    assert np.abs(trained.scores(ROWS)).max() > 1.2  # or there would be nothing to put at the bounds
+    found = trained.evaluate((ROWS, y))
+    for name in ("mean_absolute_error", "r2"):
+        assert run.metrics[f"test_{name}"] == pytest.approx(found[name], rel=1e-5)
+
+
 def test_a_run_that_was_not_told_its_inputs_gives_scores_and_nothing_else(tmp_path: Path) -> None:
     trained = sd.load(trained_in(tmp_path, inputs=None), model=net())
     assert trained.scores(ROWS).shape == (50, 2)

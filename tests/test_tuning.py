@@ -16,6 +16,8 @@ from torch import Tensor, nn
 
 import sordino.tuning.trials as trials_module
 from conftest import cross_entropy
+from sordino.data.inputs import Target
+from sordino.data.npz import Arrays
 from sordino.ledger import BeyondCap, LedgerError, LedgerFile
 from sordino.noise import Streams
 from sordino.privacy import compose, event_from_json, event_to_json, gaussian, price, repeat
@@ -859,6 +861,14 @@ def test_an_abandoned_grid_frees_what_it_has_not_spent(
 
 
 @pytest.mark.figures
+def test_its_page_says_what_raw_rows_are(toy: tuple[Tensor, Tensor], tmp_path: Path) -> None:
+    inputs = Arrays(Target("kind", ("oak", "elm", "ash")), (10,))
+    tuned(toy, inputs=inputs, out=tmp_path / "run")
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert "inputs.json" not in page
+    assert "oak, elm, ash" in page
+
+
 def test_the_figure_says_that_it_is_of_the_best(toy: tuple[Tensor, Tensor]) -> None:
     from sordino.report.account import Account
     from sordino.report.words import settings

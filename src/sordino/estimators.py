@@ -319,11 +319,11 @@ class SordinoRegressor(RegressorMixin, _Private):  # type: ignore[misc]
     def fit(self, X: Any, y: Any) -> SordinoRegressor:
         """Train privately; a row with numbers that are not finite counts as zero."""
         if self.schema is not None:
-            self._fit_table(X, y, regression(), labelled=False)
+            self._fit_table(X, y, regression(limit=1.0), labelled=False)
             return self
         low, high = _pair(self.target_bounds, "target_bounds")
         X, y = _rows_and_targets(self, X, _as_numbers(y), dtype=np.float64)
-        self._trained(X, y, Target("y", low=low, high=high), regression(), ("bounds of the target",))
+        self._trained(X, y, Target("y", low=low, high=high), regression(limit=1.0), ("bounds of the target",))
         return self
 
     def predict(self, X: Any) -> np.ndarray[Any, Any]:

@@ -118,7 +118,9 @@ def classification(loss: Loss | None = None, scores: Callable[[Any], Any] | None
     return Task(loss or nn.CrossEntropyLoss(reduction="none"), {"accuracy": ACCURACY}, scores)
 
 
-def regression(scores: Callable[[Any], Any] | None = None, scale: float = 1.0) -> Task:
+def regression(
+    scores: Callable[[Any], Any] | None = None, scale: float = 1.0, limit: float | None = None
+) -> Task:
     """One number for each row or several: squared error (their mean), mean absolute error, and R squared.
 
     Outputs [n, k], targets [n, k]; where k is 1 both may be [n] too.
@@ -126,12 +128,18 @@ def regression(scores: Callable[[Any], Any] | None = None, scale: float = 1.0) -
     Args:
         scores: Where the scores are in what the model returns, if it is no plain tensor.
         scale: What 1 of the model's numbers is in the owner's units, in which the mean absolute error is shown.
+        limit: How far from 0 a target can be, if that is public. Predictions beyond it are put there, so metrics take
+            them so (1 for what `Target` describes); the loss takes them as they are, or it would not pull them back.
 
     >>> evaluate(nn.Identity(), regression(), (torch.tensor([1.0, 2.0]), torch.tensor([1.0, 4.0])))
     {'test_mean_absolute_error': 1.0, 'test_r2': 0.111..., 'test_loss': 2.0}
+    >>> evaluate(nn.Identity(), regression(limit=1.0), (torch.tensor([3.0]), torch.tensor([0.5])))["test_loss"]
+    6.25
     """
-    r2 = Metric(_spread_sums, _r_squared)
-    absolute = partial(_absolute_errors, scale=scale)
+    if limit is not None and not 0 < limit < math.inf:
+        raise ValueError(f"limit is a number above 0, how far from 0 a target can be, not {limit!r}")
+    r2 = Metric(partial(_spread_sums, limit=limit), _r_squared)
+    absolute = partial(_absolute_errors, scale=scale, limit=limit)
     return Task(_squared_errors, {"mean_absolute_error": absolute, "r2": r2}, scores)
 
 
@@ -337,8 +345,15 @@ def _squared_errors(outputs: Tensor, targets: Tensor) -> Tensor:
     return _errors(outputs, targets).square().mean(1)
 
 
-def _absolute_errors(outputs: Tensor, targets: Tensor, scale: float = 1.0) -> Tensor:
-    return _errors(outputs, targets).abs().mean(1) * scale
+def _within(outputs: Tensor, limit: float | None) -> Tensor:
+    """As predictions are given."""
+    return outputs if limit is None else outputs.clamp(-limit, limit)
+
+
+def _absolute_errors(
+    outputs: Tensor, targets: Tensor, scale: float = 1.0, limit: float | None = None
+) -> Tensor:
+    return _errors(_within(outputs, limit), targets).abs().mean(1) * scale
 
 
 @dataclass(frozen=True)
@@ -359,10 +374,10 @@ class _Spread:
         )
 
 
-def _spread_sums(outputs: Tensor, targets: Tensor) -> Sequence[Any]:
+def _spread_sums(outputs: Tensor, targets: Tensor, limit: float | None = None) -> Sequence[Any]:
     values = _columns(targets).double()
     mean = values.mean(0)
-    errors = _errors(outputs.double(), targets.double()).square().sum(0)
+    errors = _errors(_within(outputs, limit).double(), targets.double()).square().sum(0)
     return _Spread(len(values), mean, (values - mean).square().sum(0)), errors
 
 

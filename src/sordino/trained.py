@@ -111,6 +111,10 @@ class Trained:
         left_out = len(examples) - rows_there
         return {**counts.results(), "rows": rows_there, "left_out": left_out, "covered": False}
 
+    def names(self, rows: Any) -> list[str] | None:
+        """What rows are called, in the order of `predict`: images by their files. None for rows without names."""
+        return None if self.inputs is None else self.inputs.names(rows)
+
     def answers(self, scores: Tensor) -> Answers:
         """Scores in the owner's words or units; None where they are no numbers."""
         self._check_outputs(scores)

@@ -226,7 +226,7 @@ def task_for(loaded: Loaded) -> Task:
 
     if loaded.task == "regression":
         assert loaded.inputs is not None
-        return regression(scale=loaded.inputs.target.half_range)
+        return regression(scale=loaded.inputs.target.half_range, limit=1.0)
     return next_words() if loaded.task == "next-word" else classification()
 
 

@@ -50,15 +50,19 @@ def predict(
     trust_code: TrustCode = False,
     as_json: AsJson = False,
 ) -> None:
-    """Predict: a line of CSV for each row of the file, in its order; empty for a row that cannot be read."""
+    """Predict: a line of CSV for each row of the file, in its order; empty for a row that cannot be read. Of images,
+    the first column is the file."""
     if out is not None and str(out) != "-" and out.suffix.lower() not in (".csv", ".parquet"):
         raise ValueError(f"--out takes a .csv or a .parquet file, not {out}")
     with warnings_in_one_line():
         trained = _loaded(run, trust_code)
         if proba and not trained.classes:
             raise ValueError("this model predicts a number, which has no probability: leave out --proba")
+        names = trained.names(file)
         columns = ["prediction", *(f"probability of {label}" for label in trained.classes if proba)]
-        batches = (_lines_of(trained, scores, proba) for scores in trained.in_batches(file))
+        lines = (_lines_of(trained, scores, proba) for scores in trained.in_batches(file))
+        batches = lines if names is None else _named(names, lines)
+        columns = columns if names is None else ["file", *columns]
         file_out = None if out is None or str(out) == "-" else out
         rows = _written(batches, columns, bool(trained.classes), file_out, as_json)
     if as_json:
@@ -133,6 +137,13 @@ def _lines_of(trained: Trained, scores: Tensor, proba: bool) -> Iterator[list[An
         yield [answer, *(None if math.isnan(value) else value for value in each)]
 
 
+def _named(names: list[str], batches: Iterator[Iterator[list[Any]]]) -> Iterator[Iterator[list[Any]]]:
+    """Each line behind the name of its row."""
+    left = iter(names)
+    for batch in batches:
+        yield ([next(left), *line] for line in list(batch))
+
+
 def _written(
     batches: Iterator[Iterator[list[Any]]], columns: list[str], words: bool, out: Path | None, as_json: bool
 ) -> dict[str, Any]:
@@ -169,7 +180,8 @@ def _parquet(batches: Iterator[Iterator[list[Any]]], columns: list[str], path: P
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    kinds = [pa.string() if words else pa.float64(), *[pa.float64()] * (len(columns) - 1)]
+    texts = {"file", *(["prediction"] if words else [])}
+    kinds = [pa.string() if name in texts else pa.float64() for name in columns]
     schema, count = pa.schema(list(zip(columns, kinds, strict=True))), 0
     with pq.ParquetWriter(path, schema) as writer:
         for batch in batches:

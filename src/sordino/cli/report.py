@@ -93,7 +93,12 @@ def _read(path: Path, ledger: Path | None) -> tuple[dict[str, Any], Kept]:
     reached: dict[str, Any] = {name: last[name] for name in ("step", "round") if name in last}
     status = str(summary.get("status", "unknown"))
     facts = {"run": str(path), "report": str(path / FIGURE), "status": status, **reached}
-    return facts, Kept(summary, history, certificate, inputs, clients, standing, str(path))
+    return facts, Kept(summary, history, certificate, inputs, clients, standing, _name(path))
+
+
+def _name(path: Path) -> str:
+    """As it was given, unless that says nothing."""
+    return path.resolve().name if path.name in ("", "..") else str(path)
 
 
 def _history(directory: Any) -> list[dict[str, Any]]:
@@ -135,9 +140,10 @@ def _standing(summary: dict[str, Any], given: Path | None) -> Any:
     data = str(counted.get("data") or summary.get("data", ""))
     if file is None or (given is None and not file.is_file()):
         return None
-    run = str(counted["run"]) if counted.get("run") else None
+    before = summary.get("before")
+    entries = {str(each["run"]) for each in (counted, before) if isinstance(each, dict) and each.get("run")}
     try:
-        return standing_of(file, data, str(summary.get("unit", "example")), run)
+        return standing_of(file, data, str(summary.get("unit", "example")), entries)
     except ValueError as error:
         if given is not None:
             raise

@@ -99,6 +99,15 @@ class Images(Inputs):
         numbers = torch.zeros(len(files), dtype=torch.int64) if labels is None else torch.tensor(labels)
         return KeptExamples(rows, numbers, readable, divisor=255.0, centre=_CENTRE)
 
+    def names(self, source: Any) -> list[str]:
+        """Paths of the files: below the folder if one is given, with slashes; of one image its name."""
+        files = _unlabelled(source)
+        if isinstance(source, str | os.PathLike):
+            above = Path(source) if Path(source).is_dir() else Path(source).parent
+            files = [each.relative_to(above) for each in files]
+        # A file's name is bytes, which need not be text.
+        return [os.fsencode(each.as_posix()).decode("utf-8", "replace") for each in files]
+
     def _labelled(self, folder: Path) -> tuple[list[Path], list[int]]:
         folders = _class_folders(folder)
         if unknown := sorted(set(folders) - set(self.target.labels)):

@@ -101,6 +101,10 @@ class Inputs(ABC):
         all the same. With ``targets=False``, for prediction, no target is looked for, and all rows can be read.
         """
 
+    def names(self, source: Any) -> list[str] | None:
+        """What each row of ``source`` is called, in the order of `examples` without targets; None if it has no name."""
+        return None
+
     @abstractmethod
     def describe(self) -> dict[str, Any]:
         """All but the target, as plain data from which `from_description` makes it again."""

@@ -128,7 +128,8 @@ class Table(Inputs):
         if self.schema.user is not None:
             said += ["number of users"]
         if self.schema.obtained("public"):
-            said.append("bounds, values and labels in the schema, as its owner wrote them")
+            besides = ", but for those that were found with noise" if self.schema.obtained("private") else ""
+            said.append(f"bounds, values and labels in the schema, as its owner wrote them{besides}")
         said += [
             f"features computed by {name}, of each row by itself"
             for name in sorted({each.embedding for each in self.schema.columns if each.embedding is not None})

@@ -120,6 +120,9 @@ class Featured(Inputs):
         rows = self.base.examples(source, targets=targets, progress=progress)
         return _computed(rows, self.features, self.shape, progress)
 
+    def names(self, source: Any) -> list[str] | None:
+        return self.base.names(source)
+
     def describe(self) -> dict[str, Any]:
         base = {
             name: value for name, value in self.base.to_json().items() if name not in ("format", "target")

@@ -60,7 +60,7 @@ def closed_tuning(trials: Trials, winner: Winner, unit: str, units: int, *, keep
     directory.write_json("certificate.json", document)
     directory.write("history.jsonl", "".join(f"{to_json(line)}\n" for line in history).encode())
     if history:
-        draw_report(directory, summary, history, document)
+        draw_report(directory, summary, history, document, inputs=trials.asked.inputs)
     forget_candidates_keys(directory, len(plan.candidates))
     directory.write_json("run.json", summary)  # last: what is complete is not resumed
     delete_checkpoint(directory.checkpoint_folder)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,10 +26,11 @@ class Standing:
     notes: tuple[str, ...] = ()
 
 
-def standing_of(path: Path, data: str, unit: str, run: str | None) -> Standing:
-    """Asked of the ledger, which checks its own entries first; raises `ValueError` where they do not hold."""
+def standing_of(path: Path, data: str, unit: str, runs: Collection[str]) -> Standing:
+    """Asked of the ledger, which checks its own entries first; raises `ValueError` where they do not hold. ``runs`` are
+    the entries of one run: what its preprocessing was paid with is an entry of its own."""
     from sordino.ledger import LedgerFile
-    from sordino.ledger.pricing import Spent, curve_from, curve_of
+    from sordino.ledger.pricing import Spent, curve_from, curve_of, pieces_of
 
     if not path.is_file():
         raise ValueError(f"there is no ledger {path.name}")
@@ -39,12 +41,11 @@ def standing_of(path: Path, data: str, unit: str, run: str | None) -> Standing:
     capped = max(caps, key=lambda each: each.share, default=None)
     facts: dict[str, Any] = {}
     if capped is not None:
-        own = None
-        for each in book.runs(data):
-            if each.run == run:
-                alone = Spent()
-                alone.add(each.unit, curve_from(curve_of(each.event)))
-                own = min(capped.share, capped.cap.share_of(alone))
+        alone = Spent()
+        ours = [each for each in book.runs(data) if each.run in runs]
+        for each in ours:
+            alone.add(each.unit, curve_from(curve_of(each.event)), pieces=pieces_of(each.event))
+        own = min(capped.share, capped.cap.share_of(alone)) if ours else None
         facts = {
             "cap": capped.cap.epsilon,
             "cap_delta": capped.cap.delta,

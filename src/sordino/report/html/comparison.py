@@ -12,8 +12,9 @@ from sordino.report.html.guarantee import epsilon_shown
 from sordino.report.html.kept import Kept
 from sordino.report.html.measures import called, is_share, main_measure, with_mark, written
 from sordino.report.html.numbers import shown
-from sordino.report.html.pieces import bullets, card, cards, mark, section, table
+from sordino.report.html.pieces import bullets, card, cards, facts, mark, section, table
 from sordino.report.html.tags import NOTHING, Html, Part, joined, tag
+from sordino.report.html.together import together
 
 MOST_CURVES = 2 * SLOTS
 
@@ -55,7 +56,7 @@ def comparison(runs: Sequence[Kept]) -> Html:
         heads.append("data")
         rows = [[*row, str(run.summary.get("data", "-"))] for row, run in zip(rows, runs, strict=True)]
     found = table(f"{len(runs)} runs", heads, rows, [1, 2, 4, 6])
-    return section("runs", "Side by side", found, bullets(_to_keep_in_mind(runs)))
+    return section("runs", "Side by side", found, facts(together(runs)), bullets(_to_keep_in_mind(runs)))
 
 
 def _row(run: Kept, bare: bool, several: bool) -> list[Part]:
@@ -97,8 +98,8 @@ def _to_keep_in_mind(runs: Sequence[Kept]) -> Iterator[Part]:
     names = [run.summary.get("data") for run in runs if run.account.private]
     if len(names) > len(set(map(str, names))):
         yield (
-            "Runs on the same data add up: what all of them spent together is more than each of them says, and a "
-            "ledger counts it. Who picks one of them by what is shown here owes the epsilon of all."
+            "Runs on the same data add up: what all of them spent together is more than each of them says, these and "
+            "any others; a ledger counts them. Who picks one by what is shown here owes the epsilon of all."
         )
     if any(not run.verdict.stands for run in runs):
         yield joined("An epsilon with a mark is none that anybody is promised.")
@@ -125,15 +126,27 @@ def legend(runs: Sequence[tuple[int, Kept]]) -> Html:
     names = []
     for slot, run in runs:
         curve = Curve(run.name, [], [], slot)
-        names.append(tag("li", tag("span", "", class_=f"key {curve.ink}"), f"{run.name}: {method_of(run)}"))
+        names.append(tag("li", tag("span", "", class_=f"key {curve.ink}"), _in_legend(run)))
     return tag("ul", names, class_="legend common")
+
+
+def _in_legend(run: Kept) -> str:
+    """Its name, and its method unless the name says it."""
+    method = method_of(run)
+    return run.name if method in run.name else f"{run.name} ({method})"
 
 
 def _measured(runs: Sequence[tuple[int, Kept]], main: str) -> Iterator[Html]:
     of = [(slot, run) for slot, run in runs if main_measure(run) == main]
     cover = "" if all(run.covers(main) for _, run in of) else "not covered"
     over = [(slot, run, run.account.series(main)) for slot, run in of]
-    yield from _figure(over, called(main).capitalize(), f"{called(main)} over the run", cover, is_share(main))
+    yield from _figure(
+        over,
+        called(main)[:1].upper() + called(main)[1:],
+        f"{called(main)} over the run",
+        cover,
+        is_share(main),
+    )
     priced = [(slot, run, bought(run)) for slot, run in of]
     priced = [each for each in priced if len(each[2].x) > 1]
     if priced:

@@ -11,6 +11,7 @@ from sordino.report.html.kept import Kept
 from sordino.report.html.measures import (
     called,
     cover_of,
+    in_words,
     is_share,
     kind_of,
     main_measure,
@@ -66,12 +67,12 @@ def _measured(run: Kept) -> Iterator[Html]:
         )
         if max(len(curve.x) for curve in curves) < 2:
             continue  # one value is said among the key figures, or below
-        name = kind.replace("_", " ")
+        name = in_words(kind)
         what = (
             f"{name}{f' ({cover})' if cover else ''}: {ends}"  # a mark for those who do not see the other one
         )
         yield card(
-            name.capitalize(),
+            name[:1].upper() + name[1:],
             _over_the_run(run, curves, what, share=is_share(kind)),
             joined(f"{ends}", _missing(courses.values()), mark(cover)),
             curves,
@@ -131,7 +132,13 @@ def _spent(run: Kept) -> Iterator[Html]:
     if run.account.private and len(course.y) > 1 and course.moved:
         curve = Curve("epsilon", course.x, course.y, 1)
         figure = _over_the_run(run, [curve], "epsilon spent")
-        yield card("What was spent", figure, joined("epsilon so far", _epsilon_mark(run)))
+        # Metrics that are paid for come after the last line.
+        later = (
+            ""
+            if run.summary.get("metric_epsilon") is None
+            else "; metrics, which come after it, are not in it"
+        )
+        yield card("What was spent", figure, joined(f"epsilon so far{later}", _epsilon_mark(run)))
 
 
 # What tuned itself ----------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from sordino.report.account import mapping, number
 from sordino.report.html.budget import Standing
 from sordino.report.html.kept import Kept
 from sordino.report.html.measures import called, main_measure, with_mark
-from sordino.report.html.numbers import percent, shown
+from sordino.report.html.numbers import percent, shown, spoken
 from sordino.report.html.pieces import bullets, facts, mark, section
 from sordino.report.html.tags import NOTHING, Html, Part, joined, tag
 from sordino.report.words import how_much, reservations, title
@@ -22,8 +22,11 @@ def hero(run: Kept) -> Html:
     """The data, the method, the verdict, and the numbers that matter."""
     verdict = run.verdict
     data, _, how = title(run.account).partition(": ")
+    tried = mapping(run.summary.get("tuning")).get("candidates")
+    if isinstance(tried, list):
+        how = f"{how}, chosen from {len(tried)} candidates"
     badge = tag("p", tag("span", verdict.title, class_="badge"), class_="verdict")
-    claim = tag("p", verdict.words, class_="claim") if verdict.words else None
+    claim = tag("p", spoken(verdict.words), class_="claim") if verdict.words else None
     reasons = bullets(verdict.reasons) if verdict.reasons else None
     return tag(
         "header",

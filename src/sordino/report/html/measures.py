@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from sordino.report.account import number
@@ -33,7 +34,15 @@ def called(name: str) -> str:
     >>> called("test_next_word_accuracy"), called("loss")
     ('test next word accuracy', 'training loss')
     """
-    return "training loss" if name == "loss" else name.replace("holdout_", "held-out ").replace("_", " ")
+    return "training loss" if name == "loss" else in_words(name).replace("holdout ", "held-out ")
+
+
+def in_words(name: str) -> str:
+    """
+    >>> in_words("mean_absolute_error"), in_words("test_r2")
+    ('mean absolute error', 'test R squared')
+    """
+    return re.sub(r"\br2$", "R squared", name.replace("_", " "))
 
 
 def is_share(name: str) -> bool:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
+from decimal import Decimal
 
 
 def shown(value: float, digits: int = 4) -> str:
@@ -32,6 +34,23 @@ def percent(value: float) -> str:
     return f"{100 * value:.1f} %"
 
 
+def spoken(words: str) -> str:
+    """A certificate's sentence, which has its numbers as computers write them, with the same digits for people.
+
+    >>> spoken("no covered result becomes more than 2.98E+3 times as likely, but for probability delta, 1e-05.")
+    'no covered result becomes more than 2,980 times as likely, but for probability delta, 1e-5.'
+    >>> spoken("more than 5.19E+21 times")
+    'more than 5.19e21 times'
+    """
+
+    def times(found: re.Match[str]) -> str:
+        value = Decimal(found[0])
+        return f"{value:,f}" if value < 10**9 else found[0].replace("E+", "e")
+
+    large = re.sub(r"(?<=more than )\d(?:\.\d+)?E\+\d+(?= times)", times, words)
+    return re.sub(r"(?<=probability delta, )(\d(?:\.\d+)?e-)0+(?=\d)", r"\1", large)
+
+
 def even_ticks(low: float, high: float, wanted: int = 5) -> list[float]:
     """Round numbers from ``low`` to ``high``, about as many as wanted.
 
@@ -55,7 +74,7 @@ def factor_ticks(low: float, high: float) -> list[float]:
     ([1.0, 10.0, 100.0], [0.5, 1.0, 2.0])
     """
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    few = high / low < 40
+    few = high / low < 100
     every = max(1, len(powers) // 6)
     marks: Sequence[int] = (1, 2, 5) if few else (1,)
     found = [float(f"{mark}e{power}") for power in powers[::every] for mark in marks]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from importlib.resources import files
 from typing import Any
@@ -11,6 +12,7 @@ from sordino.report.html.comparison import comparison, in_order, overlaid
 from sordino.report.html.courses import federation, quality, tuned
 from sordino.report.html.guarantee import budget, hero, not_covered
 from sordino.report.html.kept import Kept
+from sordino.report.html.numbers import spoken
 from sordino.report.html.recipe import recipe_parts
 from sordino.report.html.tags import Html, Part, stylesheet, tag
 from sordino.report.html.tuning import tuning
@@ -42,7 +44,7 @@ def run_page(run: Kept) -> bytes:
 
 def comparison_page(runs: Sequence[Kept]) -> bytes:
     """The page of several: beside each other, their curves in one figure, and what each of them promises."""
-    ordered = in_order(runs)
+    ordered = _named(in_order(runs))
     names = ", ".join(dict.fromkeys(str(run.summary.get("data", "data")) for run in ordered))
     head = tag(
         "header",
@@ -55,6 +57,11 @@ def comparison_page(runs: Sequence[Kept]) -> bytes:
     )
 
 
+def _named(runs: Sequence[Kept]) -> list[Kept]:
+    """Who has no name gets a number: a row of the table and a curve must find each other."""
+    return [run if run.name else replace(run, name=f"run {place}") for place, run in enumerate(runs, 1)]
+
+
 def _promises(runs: Sequence[Kept]) -> Html:
     heading = tag("h2", "What each of them promises", id="promises")
     each = [
@@ -62,7 +69,7 @@ def _promises(runs: Sequence[Kept]) -> Html:
             "article",
             tag("h3", run.name),
             tag("p", tag("span", run.verdict.title, class_="badge"), class_="verdict"),
-            tag("p", run.verdict.words, class_="words"),
+            tag("p", spoken(run.verdict.words), class_="words"),
             class_=f"promise small {run.verdict.kind}",
         )
         for run in runs

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from sordino.report.account import mapping, number
 from sordino.report.html.kept import Kept
+from sordino.report.html.measures import written
 from sordino.report.html.numbers import shown
 from sordino.report.html.pieces import facts, mark, section, table
 from sordino.report.html.tags import Html, Part, joined
@@ -26,7 +30,7 @@ def tuning(run: Kept) -> Html | None:
             else "grid: all were tried",
         ),
         ("chosen", ", ".join(f"{name} {value}" for name, value in flat(winner)) or "none"),
-        ("its score", joined(_number(said.get("winning_score")), mark(_mark(run)))),
+        ("its score", joined(_score(said, said.get("winning_score")), mark(_mark(run)))),
         ("scored by", _scored(score)),
     ]
     stopping = mapping(said.get("stopping"))
@@ -40,7 +44,7 @@ def tuning(run: Kept) -> Html | None:
     hidden = {"run", "score"} if selected else {"run"}
     heads = list(dict.fromkeys(name for row in rows for name in row if name not in hidden))
     cells = [
-        [_cell(row, head) for head in heads] + ([_chosen(row, winner)] if not selected else [])
+        [_cell(said, row, head) for head in heads] + ([_chosen(row, winner)] if not selected else [])
         for row in rows
     ]
     grid = (
@@ -70,11 +74,17 @@ def _scored(score: object) -> str:
     return f"{said.get('of')} on {said.get('units')} of the private rows, with noise"
 
 
-def _cell(row: dict[str, object], head: str) -> Part:
+def _cell(said: Mapping[str, Any], row: dict[str, object], head: str) -> Part:
     value = row.get(head)
     if value is None:
         return ""
-    return _number(value) if head == "score" else str(value)
+    return _score(said, value) if head == "score" else str(value)
+
+
+def _score(said: Mapping[str, Any], value: object) -> str:
+    """An accuracy as everywhere, in percent; the worth of somebody's own as it is."""
+    of = str(mapping(said.get("score")).get("of"))
+    return written(of, value) if number(value) == number(value) else "-"
 
 
 def _chosen(row: dict[str, object], winner: object) -> Part:

@@ -44,7 +44,9 @@ def data(run: Kept) -> Html:
         if "obtained" in (each := mapping(schema.get("target")))
         else []
     )
-    known = {"format", "kind", "target", "columns", "schema"}
+    known = {"format", "kind", "target", "columns", "schema"} | (
+        {"name"} if said.get("name") == run.summary.get("data") else set()
+    )
     more = [
         (_spoken(name), _plain(value))
         for name, value in flat({k: v for k, v in said.items() if k not in known})
