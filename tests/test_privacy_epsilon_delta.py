@@ -15,6 +15,7 @@ from sordino.privacy import (
     Budget,
     approximate,
     compose,
+    dp,
     epsilon_after,
     event_from_json,
     event_to_json,
@@ -24,7 +25,6 @@ from sordino.privacy import (
     price,
     repeat,
 )
-from sordino.privacy import dp
 from sordino.privacy.events import parted, repeat_and_select, sampled_without_replacement
 from sordino.privacy.renyi import ORDERS, pure_rdp, rdp_beside_delta, rdp_of
 from sordino.privacy.wording import events_in_words
