@@ -158,10 +158,9 @@ def test_no_cell_is_quoted(cell: Any) -> None:
 
 
 def test_what_scikit_learn_says_is_passed_on_if_it_quotes_nobody() -> None:
-    polars = pytest.importorskip("polars")
-    frame = polars.DataFrame({"a": ["SECRET"] * len(Y), "b": X[:, 0], "c": X[:, 1]})
+    records = np.full((len(Y), 1), "SECRET").astype([("a", "U6")])
     secret = np.full(len(Y), 0.123456789)
-    for rows in (frame, secret, [[1.0], [0.123456789, 2.0]], np.full((2, 2, 2), 0.123456789)):
+    for rows in (records, secret, [[1.0], [0.123456789, 2.0]], np.full((2, 2, 2), 0.123456789)):
         for given in (classifier(), regressor()):
             with pytest.raises(ValueError, match=r".") as raised:
                 given.fit(rows, Y if isinstance(given, sd.SordinoClassifier) else X[:, 0])

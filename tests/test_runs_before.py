@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 import sordino as sd
 from conftest import cross_entropy
+from sordino.data.table import Table
 from sordino.ledger import LedgerError, LedgerFile
 from sordino.privacy import approximate, compose, event_from_json, event_to_json, gaussian, price
 from sordino.privacy.events import parted
@@ -123,7 +124,7 @@ def counted_with_bounds(rows: Rows, book: LedgerFile, **more: Any) -> sd.Run:
     return trained(rows, ledger=book, data_name="people", before=Before(BOUNDS, "Bounds.", paid), **more)
 
 
-def stated_anew(document: dict[str, Any], event: Any, **ledger: Any) -> dict[str, Any]:
+def stated_anew(document: dict[str, Any], event: Any, seeded: bool = False, **ledger: Any) -> dict[str, Any]:
     """A certificate that is whole and unsigned, and says other events, at their price, and another ledger."""
     from sordino.privacy import certificate
 
@@ -133,7 +134,7 @@ def stated_anew(document: dict[str, Any], event: Any, **ledger: Any) -> dict[str
         event=event,
         unit="example",
         assumptions=document["assumptions"],
-        seeded=False,
+        seeded=seeded,
         created=document["created"],
         units=200,
         data=document["data"]["name"],
@@ -154,6 +155,39 @@ def test_bounds_that_are_cut_out_of_a_certificate_are_found_in_the_ledger(rows: 
     assert sd.verify(cut).stands  # by itself it says nothing that is wrong
     with pytest.raises(Refuted, match="released before it, and the certificate with nothing"):
         sd.verify(cut, ledger=book.path)
+
+
+def test_a_caveat_that_is_cut_out_of_a_certificate_is_found_in_the_ledger(rows: Rows, tmp_path: Path) -> None:
+    book = LedgerFile(tmp_path / "ledger.db")
+    column = sd.Column("x", "number", low=-3, high=3, obtained="peeked")
+    table = Table(
+        sd.Schema(sd.TargetColumn("y", labels=("no", "yes")), (column, sd.Column("z", "number", 0, 1)))
+    )
+    for seed in (None, 3):
+        run = trained(rows, ledger=book, data_name="people", inputs=table, seed=seed)
+        assert "--peek" in run.certificate["claim"]["caveat"]
+        sd.verify(run.certificate, ledger=book.path)
+        cut = stated_anew(
+            run.certificate, event_from_json(run.certificate["events"]), seeded=seed is not None
+        )
+        with pytest.raises(Refuted, match=r"what the certificate does not: .*--peek"):
+            sd.verify(cut, ledger=book.path)
+
+
+@pytest.mark.parametrize("obtained", ["peeked", "private"])
+def test_a_tuning_says_in_the_ledger_what_its_certificate_says_of_its_rows(
+    tmp_path: Path, obtained: str
+) -> None:
+    book = LedgerFile(tmp_path / "ledger.db")
+    column = sd.Column("x", "number", low=0, high=99, obtained=obtained)
+    table = Table(sd.Schema(sd.TargetColumn("y", labels=("no", "yes")), (column,)))
+    people = table.examples({"x": list(range(100)), "y": ["no", "yes"] * 50})
+    tuned = sd.tune(
+        nn.Linear(2, 2), cross_entropy, people, over={"learning_rate": [0.1, 1.0]}, score=people, method="dp-sgd",
+        budget=(3, 1e-3), epochs=1, ledger=book, data_name="people",
+    )  # fmt: skip
+    assert tuned.certificate["claim"]["caveat"] in book.runs()[0].caveat
+    sd.verify(tuned.certificate, ledger=book.path)
 
 
 def test_a_certificate_names_nothing_before_the_run_that_the_ledger_does_not(
