@@ -220,3 +220,24 @@ def test_what_arrays_are_is_read_as_it_was_written() -> None:
     for target in (Target("y", ("a", "b")), Target("y", low=0.0, high=9.5)):
         inputs = Arrays(target, (2,), (0.0,), (1.0,), ("number of rows",))
         assert inputs_from_json(json.loads(json.dumps(inputs.to_json()))) == inputs
+
+
+def test_a_row_without_a_target_is_another_row_to_a_fingerprint() -> None:
+    inputs, rows = Arrays(Target("y", ("no", "yes")), (1,)), np.zeros((2, 1), dtype=np.float32)
+    labels = (
+        np.array([0, 0]),
+        np.array([0, 7]),
+        np.array([-1, 0]),
+    )  # what is no class lies there as the first
+    found = [inputs.examples((rows, each)).fingerprint(b"key") for each in labels]
+    assert len(set(found)) == 3
+    assert inputs.examples((rows, labels[1])).fingerprint(b"key") == found[1]
+    bounded = Arrays(Target("y", low=-1.0, high=1.0), (1,))
+    numbers = (np.array([0.0, 0.0]), np.array([0.0, np.nan]))
+    assert len({bounded.examples((rows, each)).fingerprint(b"key") for each in numbers}) == 2
+
+
+@pytest.mark.parametrize("bounds", [(-1e308, 1e308), (1.0, 1.0), (0.0, 5e-324), (0.0, np.inf), (np.nan, 1.0)])
+def test_bounds_between_which_nothing_can_be_scaled_are_refused(bounds: tuple[float, float]) -> None:
+    with pytest.raises(ValueError, match="bounds low < high, none beyond 1e\\+300"):
+        Target("y", low=bounds[0], high=bounds[1])

@@ -176,3 +176,21 @@ def test_columns_whose_kind_nobody_said_are_refused_before_anything_is_paid() ->
             Schema(TargetColumn("y", labels=("a", "b")), (Column("job"),)), rows(5), 1.0, 1e-6, pay
         )
     assert pay.events == []
+
+
+@pytest.mark.parametrize("known", [{"low": 1e16}, {"high": -1e16}, {"low": float(EDGES[-1])}])
+def test_one_bound_beyond_the_grid_is_refused_before_anything_is_paid(known: dict[str, Any]) -> None:
+    schema = Schema(TargetColumn("y", labels=("a", "b")), (Column("x", "number", **known),))
+    with pytest.raises(ValueError, match="column 'x' has one bound that is beyond 1e\\+12"):
+        private_bounds(schema, {"x": ["1"], "y": ["a"]}, 1.0, 1e-5, lambda *_: pytest.fail("it was paid"))
+
+
+@pytest.mark.parametrize("known", [{"low": 9e11}, {"high": -9e11}, {"low": -1e16}, {"high": 1e16}])
+def test_one_bound_of_the_owner_stays_and_the_other_lies_beyond_it(known: dict[str, Any]) -> None:
+    schema = Schema(TargetColumn("y", labels=("a", "b")), (Column("x", "number", **known),))
+    rows = {"x": ["1", "2"] * 500, "y": ["a", "b"] * 500}
+    found = private_bounds(schema, rows, 50.0, 1e-5, lambda *_: None)
+    assert found is not None
+    (column,) = found.schema.columns
+    assert not column.missing
+    assert known.items() <= column.to_json().items()

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sordino.data.inputs import are_bounds
 from sordino.data.schema import TO_FILL_IN, Column, Missing, Schema, TargetColumn
 
 LABELS = TargetColumn("income", labels=("low", "high"))
@@ -22,7 +23,7 @@ def schema_of(*columns: Column, **others: Any) -> Schema:
 
 names = st.text(st.characters(exclude_categories=["Cs"]), min_size=1).filter(str.strip)
 texts = st.lists(names.map(str.strip), min_size=2, unique=True)
-bounds = st.tuples(*[st.floats(-1e300, 1e300)] * 2).filter(lambda pair: pair[0] < pair[1])
+bounds = st.tuples(*[st.floats(-1e300, 1e300)] * 2).filter(lambda pair: are_bounds(*pair))
 
 
 @st.composite
@@ -162,6 +163,9 @@ COLUMN = TARGET + '[[column]]\nname = "x"\n'
         (COLUMN + 'kind = "number"\nlow = true\nhigh = 3', "low that is no number"),
         (COLUMN + 'kind = "number"\nlow = "0"\nhigh = 3', "low that is no number"),
         (COLUMN + 'kind = "number"\nlow = 0\nhigh = 1' + "0" * 400, "high that is no number"),
+        (COLUMN + 'kind = "number"\nlow = -1e308\nhigh = 1e308', r"low beyond 1e\+300: write one nearer"),
+        (COLUMN + 'kind = "number"\nlow = 0\nhigh = 5e-324', "low must be below high"),
+        ('[target]\nname = "y"\nlow = -1e308\nhigh = 1e308', r"low beyond 1e\+300: write one nearer"),
         (COLUMN + 'kind = "number"\nlow = 1979-05-27\nhigh = 3', "low that is no number"),
         (COLUMN + 'kind = "number"\nvalues = ["a"]', "which has no values"),
         (COLUMN + 'kind = "number"\nlog = 1', "neither true nor false"),

@@ -158,10 +158,9 @@ def test_no_cell_is_quoted(cell: Any) -> None:
 
 
 def test_what_scikit_learn_says_is_passed_on_if_it_quotes_nobody() -> None:
-    polars = pytest.importorskip("polars")
-    frame = polars.DataFrame({"a": ["SECRET"] * len(Y), "b": X[:, 0], "c": X[:, 1]})
+    records = np.full((len(Y), 1), "SECRET").astype([("a", "U6")])
     secret = np.full(len(Y), 0.123456789)
-    for rows in (frame, secret, [[1.0], [0.123456789, 2.0]], np.full((2, 2, 2), 0.123456789)):
+    for rows in (records, secret, [[1.0], [0.123456789, 2.0]], np.full((2, 2, 2), 0.123456789)):
         for given in (classifier(), regressor()):
             with pytest.raises(ValueError, match=r".") as raised:
                 given.fit(rows, Y if isinstance(given, sd.SordinoClassifier) else X[:, 0])
@@ -329,3 +328,64 @@ def test_what_learns_from_rows_may_not_stand_in_front(front: Any) -> None:
 )
 def test_what_learns_nothing_may(front: Any) -> None:
     sd.check_pipeline(Pipeline([("front", front), ("private", classifier())]))
+
+
+def test_text_in_a_frame_of_polars_is_read_cell_by_cell_and_quoted_nowhere() -> None:
+    polars = pytest.importorskip("polars")
+    y = ["no", "yes"] * 30
+    fits = []
+    for cell in ("2.5", "secret"):
+        frame = polars.DataFrame({"a": ["1.5", cell] * 30, "b": [0.5, None] * 30, "c": [True, None] * 30})
+        for each in (frame, frame.with_columns(polars.col("a").cast(polars.Categorical))):
+            fits.append(classifier(random_state=1).fit(each, y))
+            assert fits[-1].predict(each).shape == (60,)
+    assert list(fits[0].feature_names_in_) == ["a", "b", "c"]
+    same = polars.DataFrame({"a": [1.5, 2.5] * 30, "b": [0.5, None] * 30, "c": [1, None] * 30})
+    numbers = classifier(random_state=1).fit(same, y)
+    for fit in fits[:2]:
+        assert (fit.predict_proba(same) == numbers.predict_proba(same)).all()
+    regressor = sd.SordinoRegressor(3, 1e-3, (0, 1), bounds=(-3, 3), **QUICK)
+    regressor.fit(same, polars.DataFrame({"y": ["0.5", "secret"] * 30}))
+
+
+def test_frames_and_columns_of_which_nothing_can_be_made_are_refused_by_their_kind_alone() -> None:
+    import datetime
+
+    import pandas as pd
+
+    polars = pytest.importorskip("polars")
+    y, day = ["no", "yes"] * 30, datetime.date(2020, 1, 1)
+    text = polars.DataFrame({"a": ["secret"] * 60})
+    for frame in (
+        polars.DataFrame({"a": [day] * 60}),
+        polars.DataFrame({"a": [[1.0]] * 60}),
+        pd.DataFrame({"a": pd.to_datetime([day] * 60)}),
+    ):
+        with pytest.raises(ValueError, match=r"^column 'a' holds dates, times or lists[^\n]*$"):
+            classifier().fit(frame, y)
+    schema = sd.Schema(
+        sd.TargetColumn("y", labels=("no", "yes")), (sd.Column("a", "category", values=("x",)),)
+    )
+    for model in (classifier(), classifier(schema=schema)):
+        for frame in (text.lazy(), text.to_arrow()):
+            with pytest.raises(
+                ValueError, match=r"^rows are an array, or a data frame of pandas or polars[^\n]*$"
+            ):
+                model.fit(frame, y)
+    fitted = classifier(schema=schema).fit(text, y)
+    assert fitted.predict(text).shape == (60,)
+    with pytest.raises(ValueError, match="give a data frame"):
+        fitted.predict(np.zeros((3, 1)))
+
+
+def test_bounds_whose_distance_is_no_number_are_refused() -> None:
+    X, y = np.zeros((60, 2)), np.zeros(60)
+    with pytest.raises(
+        ValueError, match=r"^target_bounds is a pair of public numbers .* none beyond 1e\+300"
+    ):
+        sd.SordinoRegressor(3, 1e-3, (-1e308, 1e308), bounds=(0, 1)).fit(X, y)
+    for bounds in ((-1e308, 1e308), ([0, -1e308], [1, 1e308]), (0, 5e-324)):
+        with pytest.raises(
+            ValueError, match=r"^bounds has a low that is not below its high, or one beyond 1e\+300"
+        ):
+            sd.SordinoRegressor(3, 1e-3, (0, 1), bounds=bounds).fit(X, y)

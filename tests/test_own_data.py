@@ -16,6 +16,7 @@ from PIL import Image
 
 import sordino as sd
 from conftest import sordino
+from sordino.data.table import Table
 from sordino.features import with_features
 from sordino.features.own import own
 
@@ -225,6 +226,50 @@ def test_a_schema_that_was_read_from_the_rows_voids_the_guarantee_whoever_says_s
     for result in (tuned, federated):
         assert result.certificate is not None
         assert not result.certificate["claim"]["stands"]
+
+
+def test_inputs_that_are_given_do_not_undo_what_the_rows_say() -> None:
+    loss, rows = torch.nn.CrossEntropyLoss(reduction="none"), _peeked()
+    clean = Table(sd.Schema(rows.inputs.schema.target, (sd.Column("age", "number", low=0, high=99),)))
+    paid = Table(clean.schema.with_bounds("age", 0, 99, "private"))
+    how: dict[str, Any] = {"budget": (3, 1e-3), "epochs": 1, "method": "dp-sgd"}
+    for peeked, words in (
+        (rows, "--peek"),
+        (paid.examples({"age": [1, 2] * 50, "y": ["no"] * 100}), "not counted here"),
+    ):
+        with pytest.raises(
+            ValueError, match=f"the rows say what the inputs given do not .*{words}.*: leave out inputs"
+        ):
+            sd.train(torch.nn.Linear(2, 2), loss, peeked, inputs=clean, **how)
+        with pytest.raises(ValueError, match="leave out inputs"):
+            sd.tune(
+                torch.nn.Linear(2, 2),
+                loss,
+                peeked,
+                over={"learning_rate": [0.1]},
+                score=rows,
+                inputs=clean,
+                **how,
+            )
+        with pytest.raises(ValueError, match="leave out inputs"):
+            sd.federate(
+                torch.nn.Linear(2, 2),
+                loss,
+                peeked,
+                clients=20,
+                rounds=1,
+                per_round=5,
+                budget=(3, 1e-3),
+                inputs=clean,
+            )
+    same = Table(rows.inputs.schema)
+    told = sd.train(torch.nn.Linear(2, 2), loss, rows, inputs=same, **how)
+    more = sd.train(
+        torch.nn.Linear(2, 2), loss, (torch.zeros(100, 2), torch.zeros(100).long()), inputs=same, **how
+    )
+    for run in (told, more):  # whoever says more than the rows is believed
+        assert run.certificate is not None
+        assert "--peek" in run.certificate["claim"]["caveat"]
 
 
 def test_features_do_not_undo_how_their_rows_were_made() -> None:

@@ -84,3 +84,11 @@ def test_a_missing_package_is_named_in_one_line(monkeypatch: pytest.MonkeyPatch)
             noisy_counts([1], 1, 0.5)
     finally:
         module._opendp.cache_clear()
+
+
+def test_a_value_with_a_zero_byte_is_no_other_value_and_takes_the_place_of_none() -> None:
+    common = {"ab": 500, "ab\0c": 400, "\0": 300, "é\0": 200}
+    for counts in (common, dict(reversed(common.items())), {**common, "ab\0z": 1}, {"ab\0z": 1, **common}):
+        found = noisy_values(counts, 1, 1.0, 1e-6)
+        assert list(found) == sorted(common)
+        assert all(abs(found[key] - common[key]) < 60 for key in common)

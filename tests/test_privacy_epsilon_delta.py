@@ -15,6 +15,7 @@ from sordino.privacy import (
     Budget,
     approximate,
     compose,
+    dp,
     epsilon_after,
     event_from_json,
     event_to_json,
@@ -206,14 +207,31 @@ def test_a_curve_counts_what_was_released_before_from_the_start(accountant: str)
     assert curve.total.epsilon == price(compose([before, TRAINING]), 1e-5, accountant).epsilon
 
 
-def test_others_price_it_too_and_prove_the_same() -> None:
-    event = compose([approximate(0.5, 1e-8), TRAINING])
+def epsilon_of_worst_pair(epsilon: float, delta: float, at: float) -> float:
+    """Of the training beside the worst pair of a piece: with probability ``delta`` that tells all, and else its loss is
+    epsilon or -epsilon, which moves where the training's own profile is asked."""
+    training = dp.pld.PLDAccountant(dp.NeighboringRelation.REPLACE_SPECIAL).compose(TRAINING)
+    likely = 1 / (1 + math.exp(-epsilon))
+
+    def profile(loss: float) -> float:
+        return float(training.get_delta(loss))
+
+    return exact_epsilon(
+        lambda x: delta + (1 - delta) * (likely * profile(x - epsilon) + (1 - likely) * profile(x + epsilon)),
+        at,
+    )
+
+
+@pytest.mark.parametrize("piece", [(0.5, 1e-8), (0.25, 6e-6), (1.0, 0.0)])
+def test_others_price_it_too_and_prove_the_same(piece: tuple[float, float]) -> None:
+    event = compose([approximate(*piece), TRAINING])
     found = {each.name: each.epsilon for each in prices(event_to_json(event), 1e-5)}
-    ours, theirs = found["sordino pld"], found["dp-accounting pld, worst pairs"]
-    assert ours is not None
-    assert theirs == pytest.approx(ours, rel=1e-6)
-    assert (found["dp-accounting pld, and addition"] or 0.0) >= ours
-    at_least = found["dp-accounting pld, optimistic"]  # of the training alone
-    assert at_least is not None
-    assert at_least < ours
-    assert at_least == pytest.approx(price(TRAINING, 1e-5, "pld").epsilon, rel=2e-2)
+    exact = pytest.approx(epsilon_of_worst_pair(*piece, 1e-5), rel=1e-3)
+    assert found["sordino pld"] == exact
+    assert found["dp-accounting pld, worst pairs"] == exact
+    added = piece[0] + price(TRAINING, 1e-5 - piece[1], "pld").epsilon
+    assert found["dp-accounting pld, and addition"] == pytest.approx(added, rel=1e-3)
+    # From below, of the training alone: with the piece it is no less.
+    alone = price(TRAINING, 1e-5, "pld").epsilon
+    assert found["dp-accounting pld, optimistic"] == pytest.approx(alone, rel=2e-2)
+    assert found["dp-accounting rdp"] is found["dp-accounting pld"] is None  # which know no pieces

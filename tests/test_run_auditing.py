@@ -14,6 +14,7 @@ from torch import Tensor, nn
 import sordino.run_auditing as module
 from conftest import cross_entropy
 from sordino import (
+    Column,
     Fixed,
     FixedOrder,
     Gaussian,
@@ -21,11 +22,14 @@ from sordino import (
     Poisson,
     Quantile,
     RunAudit,
+    Schema,
+    TargetColumn,
     Tree,
     WithoutReplacement,
     audit_federation,
     audit_run,
 )
+from sordino.data.table import Table
 from sordino.gate import Released
 from sordino.methods import method_named
 from sordino.noise import GaussianNoise
@@ -341,3 +345,24 @@ def test_a_claim_is_needed() -> None:
         federated(see="loss")
     with pytest.raises(TypeError, match="there is no keyword"):
         audited(canary=3)
+
+
+@pytest.mark.parametrize("federation", [False, True])
+def test_an_audit_says_how_the_rows_of_a_table_were_made(federation: bool, tmp_path: Path) -> None:
+    def audited(obtained: str) -> Any:
+        age = Column("age", "number", low=0, high=99, obtained=obtained)
+        table = Table(Schema(TargetColumn("y", labels=("no", "yes")), (age,)))
+        rows = table.examples({"age": list(range(100)), "y": ["no", "yes"] * 50})
+        how: dict[str, Any] = {"canaries": 200, "budget": (3, 1e-4), "ledger": book, "data_name": obtained}
+        if federation:
+            how |= {"clients": 20, "rounds": 2, "per_round": 10}
+            return audit_federation(nn.Linear(2, 2), cross_entropy, rows, **how)
+        return audit_run(nn.Linear(2, 2), cross_entropy, rows, epochs=1, method="dp-sgd", **how)
+
+    book = LedgerFile(tmp_path / "ledger.db")
+    assert audited("public").caveat is None
+    for obtained, words in (("peeked", "read from the private rows"), ("private", "not counted here")):
+        found = audited(obtained)
+        assert words in found.caveat
+        assert not found.violated
+        assert book.runs(obtained)[0].caveat == found.caveat

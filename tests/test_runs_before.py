@@ -13,8 +13,9 @@ from torch import Tensor, nn
 
 import sordino as sd
 from conftest import cross_entropy
+from sordino.data.table import Table
 from sordino.ledger import LedgerError, LedgerFile
-from sordino.privacy import approximate, compose, event_from_json, gaussian, price
+from sordino.privacy import approximate, compose, event_from_json, event_to_json, gaussian, price
 from sordino.privacy.events import parted
 from sordino.runs.before import Before
 from sordino.runs.conductor import COUNTS
@@ -123,7 +124,7 @@ def counted_with_bounds(rows: Rows, book: LedgerFile, **more: Any) -> sd.Run:
     return trained(rows, ledger=book, data_name="people", before=Before(BOUNDS, "Bounds.", paid), **more)
 
 
-def stated_anew(document: dict[str, Any], event: Any, **ledger: Any) -> dict[str, Any]:
+def stated_anew(document: dict[str, Any], event: Any, seeded: bool = False, **ledger: Any) -> dict[str, Any]:
     """A certificate that is whole and unsigned, and says other events, at their price, and another ledger."""
     from sordino.privacy import certificate
 
@@ -133,7 +134,7 @@ def stated_anew(document: dict[str, Any], event: Any, **ledger: Any) -> dict[str
         event=event,
         unit="example",
         assumptions=document["assumptions"],
-        seeded=False,
+        seeded=seeded,
         created=document["created"],
         units=200,
         data=document["data"]["name"],
@@ -154,6 +155,39 @@ def test_bounds_that_are_cut_out_of_a_certificate_are_found_in_the_ledger(rows: 
     assert sd.verify(cut).stands  # by itself it says nothing that is wrong
     with pytest.raises(Refuted, match="released before it, and the certificate with nothing"):
         sd.verify(cut, ledger=book.path)
+
+
+def test_a_caveat_that_is_cut_out_of_a_certificate_is_found_in_the_ledger(rows: Rows, tmp_path: Path) -> None:
+    book = LedgerFile(tmp_path / "ledger.db")
+    column = sd.Column("x", "number", low=-3, high=3, obtained="peeked")
+    table = Table(
+        sd.Schema(sd.TargetColumn("y", labels=("no", "yes")), (column, sd.Column("z", "number", 0, 1)))
+    )
+    for seed in (None, 3):
+        run = trained(rows, ledger=book, data_name="people", inputs=table, seed=seed)
+        assert "--peek" in run.certificate["claim"]["caveat"]
+        sd.verify(run.certificate, ledger=book.path)
+        cut = stated_anew(
+            run.certificate, event_from_json(run.certificate["events"]), seeded=seed is not None
+        )
+        with pytest.raises(Refuted, match=r"what the certificate does not: .*--peek"):
+            sd.verify(cut, ledger=book.path)
+
+
+@pytest.mark.parametrize("obtained", ["peeked", "private"])
+def test_a_tuning_says_in_the_ledger_what_its_certificate_says_of_its_rows(
+    tmp_path: Path, obtained: str
+) -> None:
+    book = LedgerFile(tmp_path / "ledger.db")
+    column = sd.Column("x", "number", low=0, high=99, obtained=obtained)
+    table = Table(sd.Schema(sd.TargetColumn("y", labels=("no", "yes")), (column,)))
+    people = table.examples({"x": list(range(100)), "y": ["no", "yes"] * 50})
+    tuned = sd.tune(
+        nn.Linear(2, 2), cross_entropy, people, over={"learning_rate": [0.1, 1.0]}, score=people, method="dp-sgd",
+        budget=(3, 1e-3), epochs=1, ledger=book, data_name="people",
+    )  # fmt: skip
+    assert tuned.certificate["claim"]["caveat"] in book.runs()[0].caveat
+    sd.verify(tuned.certificate, ledger=book.path)
 
 
 def test_a_certificate_names_nothing_before_the_run_that_the_ledger_does_not(
@@ -250,13 +284,71 @@ def test_a_cap_refuses_bounds_in_time_and_keeps_their_delta_aside(tmp_path: Path
     assert before < closed < after
 
 
-def test_a_ledger_whose_pieces_were_changed_is_not_what_was_written() -> None:
+WITH_PIECES = compose([gaussian(3.0), approximate(0.5, 1e-7), approximate(0.5, 1e-7)])
+
+
+def test_what_is_known_by_epsilon_and_delta_alone_stands_beside_the_price() -> None:
     from sordino.ledger.pricing import pieces_of, pieces_to_json
 
-    event = compose([gaussian(3.0), approximate(0.5, 1e-7), approximate(0.5, 1e-7)])
-    assert [(each.epsilon, each.delta) for each in pieces_of(event)] == [(0.5, 1e-7)] * 2
-    assert pieces_to_json(event) == {"pieces": [[0.5, 1e-7], [0.5, 1e-7]]}
+    assert [(each.epsilon, each.delta) for each in pieces_of(WITH_PIECES)] == [(0.5, 1e-7)] * 2
+    assert pieces_to_json(WITH_PIECES) == {"pieces": [[0.5, 1e-7], [0.5, 1e-7]]}
     assert pieces_to_json(gaussian(3.0)) == {}
+
+
+@pytest.mark.parametrize("stated", [None, [], [[0.5, 1e-7]], [[0.5, 1e-7], [0.05, 1e-7]], [[0.5, 1e-7]] * 3])
+def test_a_ledger_whose_pieces_were_changed_is_not_what_was_written(tmp_path: Path, stated: Any) -> None:
+    book = LedgerFile(tmp_path / "ledger.db")
+    book.reserve("people", WITH_PIECES, run="one", delta=1e-5)
+    book.verify()
+    body = next(dict(each["body"]) for each in book.export() if each["run"] == "one")
+    assert body.pop("pieces") == [[0.5, 1e-7]] * 2
+    appended(book, "reserve", "two", body if stated is None else {**body, "pieces": stated}, WITH_PIECES)
+    with pytest.raises(LedgerError, match="has not the pieces of its events"):
+        book.verify()
+
+
+def test_pieces_that_an_entry_has_without_such_an_event_are_found_too(tmp_path: Path) -> None:
+    book = LedgerFile(tmp_path / "ledger.db")
+    book.reserve("people", gaussian(3.0), run="one", delta=1e-5)
+    body = next(dict(each["body"]) for each in book.export() if each["run"] == "one")
+    appended(book, "reserve", "two", {**body, "pieces": [[0.5, 0.0]]}, gaussian(3.0))
+    with pytest.raises(LedgerError, match="has not the pieces of its events"):
+        book.verify()
+
+
+def test_a_run_that_was_closed_without_the_pieces_it_paid_for_is_found(tmp_path: Path) -> None:
+    book = LedgerFile(tmp_path / "ledger.db")
+    account = book.reserve("people", WITH_PIECES, run="one", delta=1e-5)
+    account.spend_all({"bounds": approximate(0.5, 1e-7), "step": gaussian(3.0)})
+    less = {"event": event_to_json(gaussian(3.0)), "charges": 2, "created": "2026-01-01T00:00:00+00:00"}
+    with pytest.raises(LedgerError, match="has spent more than what it would be closed with"):
+        account.close(gaussian(3.0))
+    appended(book, "close", "one", less, gaussian(3.0))
+    with pytest.raises(LedgerError, match="was closed with less than it had spent"):
+        book.verify()
+
+
+def appended(book: LedgerFile, kind: str, run: str, body: dict[str, Any], event: Any) -> None:
+    """An entry in the chain as it should be, that somebody else wrote."""
+    from sordino.ledger.pricing import curve_of
+
+    with book._file.writing() as (_, append):
+        append([(kind, "people", run, body, curve_of(event))])
+
+
+def test_the_epsilon_of_a_run_has_its_pieces_in_it(tmp_path: Path) -> None:
+    book = LedgerFile(tmp_path / "ledger.db")
+    account = book.reserve("people", WITH_PIECES, run="one", delta=1e-5)
+    book.reserve("people", gaussian(3.0), run="two", delta=1e-5)
+    account.spend_all({"bounds": approximate(0.5, 1e-7), "step": gaussian(3.0)})
+    spent = compose([approximate(0.5, 1e-7), gaussian(3.0)])
+    for event in (WITH_PIECES, spent):  # what is reserved, and then what it came to
+        with_pieces, without = book.runs()
+        assert with_pieces.epsilon is not None
+        assert without.epsilon is not None
+        assert with_pieces.epsilon >= price(event, 1e-5, "rdp").epsilon * (1 - 1e-9)
+        assert with_pieces.epsilon > without.epsilon + 0.1
+        account.close()
 
 
 # Interrupted ------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -157,3 +158,26 @@ def test_covered_metrics_are_said_to_be_and_are_looked_at_once_when_they_were_pa
     open_run = sd.train(nn.Linear(4, 2), cross_entropy, rows, **given | {"ledger": False})
     assert open_run.metrics["covered"] is False
     assert any("held-out" in each for each in open_run.certificate["unprotected"])
+
+
+@pytest.mark.parametrize("label", ["yes", "?"])
+def test_rows_that_were_chosen_by_what_is_in_them_have_no_public_number(label: str) -> None:
+    from sordino.features import with_features
+    from sordino.features.own import own
+
+    age = sd.Column("age", "number", low=0, high=99)
+    schema = sd.Schema(sd.TargetColumn("y", labels=("no", "yes")), (age,))
+    rows = {"age": list(range(100)), "y": ["no", label] * 50}
+    model, task = nn.Linear(2, 2), classification()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # how many have no target
+        some = [sd.read(rows, schema=schema, **how) for how in ({"holdout": 0.2}, {"test": rows})]
+    for loaded in [*some, with_features(some[0], own("torch:tanh"))]:
+        part = torch.utils.data.Subset(loaded.test, range(3))
+        for test in (loaded.test, part):
+            with pytest.raises(
+                ValueError, match="how many are left is not paid for: read them with whole_test=True"
+            ):
+                NoisyMetrics(model, task, test, 0.5, "example", None)
+    whole = sd.read(rows, schema=schema, holdout=0.2, whole_test=True)
+    assert "test_accuracy" in NoisyMetrics(model, task, whole.test, 0.5, "example", None).release()

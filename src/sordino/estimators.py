@@ -15,7 +15,7 @@ from sklearn.utils.validation import _check_feature_names, check_is_fitted, vali
 from torch import Tensor, nn
 
 from sordino.data import Examples
-from sordino.data.inputs import Inputs, Target
+from sordino.data.inputs import LARGEST_BOUND, Inputs, Target, are_bounds
 from sordino.data.npz import Arrays
 from sordino.data.schema import Schema
 from sordino.data.table import Table
@@ -76,7 +76,7 @@ class _Private(BaseEstimator):  # type: ignore[misc]
             raise ValueError(
                 f"the target of the schema is for a {table.target.task}: use the other estimator"
             )
-        if not hasattr(X, "columns"):
+        if not _is_frame(X):
             raise ValueError("a schema names columns: give a data frame, or leave it out")
         _check_feature_names(self, X, reset=True)
         self.n_features_in_ = len(X.columns)
@@ -131,6 +131,8 @@ class _Private(BaseEstimator):  # type: ignore[misc]
             how = {"reset": False, "dtype": _FLOATS, "ensure_all_finite": "allow-nan"}
             X = _validated(self, _as_numbers(X), **how)
             return self.inputs_.examples(X if self.inputs_.low else np.nan_to_num(X, nan=0.0), targets=False)
+        if not _is_frame(X):
+            raise ValueError("it was fitted on a data frame with a schema: give a data frame")
         _check_feature_names(self, X, reset=False)
         return self.inputs_.examples({str(name): X[name] for name in X.columns}, targets=False)
 
@@ -385,19 +387,51 @@ def _as_numbers(cells: Any) -> Any:
     """Text and objects as numbers, cell by cell; what is none is missing, and no other row is the worse for it."""
     if cells is None or hasattr(cells, "nnz"):  # nothing, or sparse: for scikit-learn to refuse
         return cells
-    if hasattr(cells, "isetitem"):  # a data frame of pandas
-        frame = cells.copy(deep=False)
-        for place, kind in enumerate(cells.dtypes):
-            if kind.kind == "O":
-                frame.isetitem(place, _numbers_in(np.asarray(cells.iloc[:, place], dtype=object)))
-        return frame
-    if hasattr(cells, "columns"):
-        return cells
+    if _is_frame(cells):
+        return _numbers_of_polars(cells) if hasattr(cells, "get_columns") else _numbers_of_pandas(cells)
     try:
         found = np.asarray(cells)
     except ValueError:  # rows of different lengths
         raise ValueError("rows have different numbers of features: give each the same") from None
     return _numbers_in(found) if found.dtype.kind in "OUS" else found
+
+
+def _is_frame(rows: Any) -> bool:
+    """Whether they are a data frame; one of a kind that is not known is refused."""
+    if not hasattr(type(rows), "columns"):  # of which a lazy frame would read its source
+        return False
+    if not hasattr(rows, "isetitem") and not hasattr(
+        rows, "get_columns"
+    ):  # pandas has the one, polars the other
+        raise ValueError(
+            f"rows are an array, or a data frame of pandas or polars, and not a {type(rows).__name__}: make them one"
+        )
+    return True
+
+
+_NO_NUMBERS = "holds dates, times or lists, which are no numbers: leave it out, or give its parts as numbers"
+
+
+def _numbers_of_pandas(frame: Any) -> Any:
+    found = frame.copy(deep=False)
+    for place, (name, kind) in enumerate(zip(frame.columns, frame.dtypes, strict=True)):
+        if kind.kind in "mM":
+            raise ValueError(f"column {str(name)!r} {_NO_NUMBERS}")
+        if kind.kind == "O":
+            found.isetitem(place, _numbers_in(np.asarray(frame.iloc[:, place], dtype=object)))
+    return found
+
+
+def _numbers_of_polars(frame: Any) -> Any:
+    """Its columns of anything but floats and integers cell by cell, as those of pandas: whether scikit-learn would take
+    a column of text follows from what is in its cells."""
+    found = []
+    for column in frame.get_columns():
+        if column.dtype.is_temporal() or column.dtype.is_nested():
+            raise ValueError(f"column {column.name!r} {_NO_NUMBERS}")
+        if not (column.dtype.is_float() or column.dtype.is_integer()):
+            found.append(type(column)(column.name, [_number(cell) for cell in column.to_list()]))
+    return frame.with_columns(found)
 
 
 def _numbers_in(cells: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -452,8 +486,10 @@ def _pair(bounds: Any, name: str) -> tuple[float, float]:
         low, high = map(float, bounds)
     except (TypeError, ValueError):
         raise ValueError(f"{name} is a pair of public numbers (low, high): give one") from None
-    if not low < high or not np.isfinite([low, high]).all():
-        raise ValueError(f"{name} is a pair of public numbers with low < high: mend it")
+    if not are_bounds(low, high):
+        raise ValueError(
+            f"{name} is a pair of public numbers with low < high, none beyond {LARGEST_BOUND:g}: mend it"
+        )
     return low, high
 
 
@@ -472,8 +508,10 @@ def _bounds(bounds: Any, features: int) -> tuple[tuple[float, ...], tuple[float,
             raise ValueError(
                 f"bounds has one number for all features, or one for each of the {features}: mend it"
             )
-    if not (low < high).all():
-        raise ValueError("bounds has a low that is not below its high: mend it")
+    if not all(map(are_bounds, *np.broadcast_arrays(low, high))):
+        raise ValueError(
+            f"bounds has a low that is not below its high, or one beyond {LARGEST_BOUND:g}: mend it"
+        )
     return tuple(low.tolist()), tuple(high.tolist())
 
 

@@ -75,6 +75,8 @@ class RunAudit:
         found: The bounds, and the verdict.
         seeded: A known seed voids the guarantee of the run, not what was found about it.
         ledger: What the ledger says of the run, if one counted it.
+        caveat: What its rows say of how they were made, if that leaves no guarantee: the claim is then of the training
+            alone.
 
     >>> from sordino.privacy.accountants import price
     >>> from sordino.privacy.events import gaussian
@@ -95,6 +97,7 @@ class RunAudit:
     found: OneRun
     seeded: bool
     ledger: dict[str, Any] | None
+    caveat: str | None = None
 
     @property
     def violated(self) -> bool:
@@ -170,6 +173,7 @@ def audit_run(
         named = method.name if isinstance(method, Method) else said(method)
         raise ValueError(f"an audit needs a claim: choose a private method, not {named}")
     examples, task = as_examples(data), as_task(loss)
+    asked = asked.with_inputs_of(examples)
     real = Members(len(examples), groups)
     with recorded(asked, model) as recording:
         hidden = _hidden(canaries, real.count, recording.streams)
@@ -314,6 +318,7 @@ def _judged(
         found,
         plan.seeded,
         run.summary["ledger"],
+        plan.caveat,
     )
 
 
@@ -350,7 +355,7 @@ def _check(asked: Options, canaries: Any, see: Any, confidence: float) -> None:
 
 
 def _check_claim(plan: RunPlan) -> None:
-    if plan.caveat is not None:
+    if plan.terms.caveat is not None:
         raise ValueError(
             "such batches are priced without a guarantee, so there is nothing to audit: choose others"
         )

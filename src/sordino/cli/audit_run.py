@@ -246,6 +246,7 @@ def _report(found: RunAudit, seed: int | None) -> dict[str, Any]:
         "accountant": judged.claimed.accountant,
         "sampling": found.assumption,
         "ledger": found.ledger,
+        **({} if found.caveat is None else {"caveat": found.caveat}),
         "seed": seed,
         "sordino_version": sordino_version(),
     }
@@ -286,6 +287,8 @@ def _print(found: RunAudit) -> None:
         f"{judged.claimed.relation}"
     )
     console.print(f"counted {counted_line(found.ledger)}")
+    if found.caveat is not None:
+        console.print(found.caveat, style="bold red")
     console.print("a low bound proves nothing: it is what these guesses could show", style="dim")
     if judged.apart is not None and not judged.counts:
         console.print("canaries may be tied together here: the verdict does not take them apart", style="dim")

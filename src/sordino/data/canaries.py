@@ -50,7 +50,7 @@ class WithCanaries(Examples):
         if marks is not None:
             self._marks = torch.zeros(self._count, dtype=torch.int64)
             self._marks[torch.from_numpy(places)] = torch.from_numpy(marks)
-        self.may_draw_randomness = real.may_draw_randomness
+        self.may_draw_randomness, self.inputs = real.may_draw_randomness, real.inputs
 
     def __len__(self) -> int:
         return self._count

@@ -11,6 +11,7 @@ import numpy as np
 from sordino.data.cells import numbers_of, texts_of
 from sordino.data.columns import Columns, ParquetRows, check_names, not_read
 from sordino.data.csv_rows import CsvRows, header_of, names_in
+from sordino.data.inputs import LARGEST_BOUND, are_bounds
 from sordino.data.schema import Column, Schema, TargetColumn
 
 if TYPE_CHECKING:
@@ -116,8 +117,11 @@ class _Look:
 
     @property
     def _bounds(self) -> tuple[float, float]:
-        low, high = (float(np.clip(each, -1e300, 1e300)) for each in (self.low, self.high))
-        return (low, high) if low < high else (low, low + max(1.0, abs(low)))
+        low, high = (float(np.clip(each, -LARGEST_BOUND, LARGEST_BOUND)) for each in (self.low, self.high))
+        if are_bounds(low, high):
+            return low, high
+        high = low + max(1.0, abs(low))
+        return (low, high) if high <= LARGEST_BOUND else (0.0, low)
 
     def column(self, drafted: Column) -> Column:
         if drafted.kind == "ignore" or not self.texts:

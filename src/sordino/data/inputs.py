@@ -18,6 +18,16 @@ from sordino.data.sources import Examples
 from sordino.named import INPUTS
 
 FORMAT = "sordino-inputs/1"
+LARGEST_BOUND = 1e300  # beyond, the distance of two may be no number
+
+
+def are_bounds(low: float, high: float) -> bool:
+    """Whether one can scale between them: low is below high, and their distance, and half of it, is a number above 0.
+
+    >>> are_bounds(0, 1), are_bounds(-1e308, 1e308), are_bounds(0, 5e-324)
+    (True, False, False)
+    """
+    return -LARGEST_BOUND <= low < high <= LARGEST_BOUND and (high - low) / 2 > 0
 
 
 @dataclass(frozen=True)
@@ -39,8 +49,10 @@ class Target:
     def __post_init__(self) -> None:
         if self.labels and (self.low is not None or self.high is not None):
             raise ValueError(f"target {self.name!r} has both labels and bounds: give labels, or low and high")
-        if not self.labels and (self.low is None or self.high is None or not self.low < self.high):
-            raise ValueError(f"target {self.name!r} needs labels, or bounds low < high")
+        if not self.labels and (self.low is None or self.high is None or not are_bounds(self.low, self.high)):
+            raise ValueError(
+                f"target {self.name!r} needs labels, or bounds low < high, none beyond {LARGEST_BOUND:g}"
+            )
 
     @property
     def task(self) -> str:

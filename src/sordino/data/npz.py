@@ -185,6 +185,8 @@ class _Rows(Examples):
         for part in (self._inputs, self._targets):
             digest.update(f"{part.dtype} {tuple(part.shape)}".encode())
             digest.update(part.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        if self._known is not None:  # what cannot be read has some target all the same
+            digest.update(self._known.contiguous().view(torch.uint8).numpy().data)
         return digest.hexdigest()
 
     def _no_rows(self) -> tuple[Tree, Tree]:

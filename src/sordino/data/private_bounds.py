@@ -116,6 +116,7 @@ def private_bounds(
         return None
     if rows_per_user is not None and schema.user is None:
         raise ValueError("users are told apart by a column: name it in the schema, as user")
+    _check_within_grid(schema, numbers)
     check_installed()
     columns = columns_of(source, schema)
     read = [*numbers, *categories, *([schema.user] if rows_per_user is not None and schema.user else [])]
@@ -128,6 +129,20 @@ def private_bounds(
     for batch, _ in columns.batches(read):
         counted.add(batch)
     return Estimate(_filled(schema, counted, epsilon, delta, rows_per_user or 1), event, words)
+
+
+def _check_within_grid(schema: Schema, numbers: Sequence[str]) -> None:
+    """Refuse, before anything is paid, one bound of the owner's for which no other can be found."""
+    for each in _all(schema):
+        low, high = (
+            (-math.inf if each.low is None else each.low),
+            (math.inf if each.high is None else each.high),
+        )
+        if each.name in numbers and not (low < EDGES[-1] and high > EDGES[0]):
+            raise ValueError(
+                f"column {each.name!r} has one bound that is beyond {EDGES[-1]:g}, where none is looked for: give the "
+                "other one too"
+            )
 
 
 def _words(numbers: Sequence[str], categories: Sequence[str]) -> str:
@@ -192,7 +207,7 @@ def _filled(schema: Schema, counted: _Counted, epsilon: float, delta: float, row
         known = next(each for each in _all(schema) if each.name == name)
         low, high = bounds_from(counts, noise_alone(rows, share))
         low, high = (low if known.low is None else known.low), (high if known.high is None else known.high)
-        if not low < high:  # the owner's own bound lies beyond what was found
+        if not low < high:  # the owner's own bound lies beyond what was found, and within the grid
             low, high = (low, low + 1.0) if known.low is not None else (high - 1.0, high)
         schema = schema.with_bounds(name, low, high)
     for name in counted.categories:

@@ -211,4 +211,6 @@ def _measurable(rows: TableExamples, held: npt.NDArray[np.bool_] | None = None) 
             f"{count - len(readable)} of {count} held-out rows have no target that can be read, and are not measured: "
             "check the labels or bounds in the schema"
         )
-    return part_of(rows, readable)
+    found = part_of(rows, readable)
+    found.chosen_by_content = True  # also where all could be read: whoever asks is told nothing of them
+    return found

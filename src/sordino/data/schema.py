@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from sordino.data.inputs import Target
+from sordino.data.inputs import LARGEST_BOUND, Target, are_bounds
 
 KINDS = ("number", "category", "text", "ignore")
 OBTAINED = ("public", "private", "peeked")
@@ -396,10 +396,12 @@ def _set_bounds(column: Any, where: str) -> None:
             number = math.nan if isinstance(bound, bool | str) else float(bound)
         except (TypeError, ValueError, OverflowError):
             number = math.nan
-        if not abs(number) <= 1e300:  # so that no difference of two overflows
+        if not math.isfinite(number):
             raise ValueError(f"{where} has a {name} that is no number: write one, such as {name} = 100")
+        if abs(number) > LARGEST_BOUND:
+            raise ValueError(f"{where} has a {name} beyond {LARGEST_BOUND:g}: write one nearer to zero")
         object.__setattr__(column, name, number)
-    if column.low is not None and column.high is not None and not column.low < column.high:
+    if column.low is not None and column.high is not None and not are_bounds(column.low, column.high):
         raise ValueError(f"{where} has low {column.low:g} and high {column.high:g}: low must be below high")
 
 

@@ -60,6 +60,10 @@ class Examples(ABC):
     # How raw rows became these, where they know: what it took from them follows the rows into the certificate.
     inputs: Inputs | None = None
 
+    chosen_by_content = (
+        False  # are they those of more rows that could be read? Then their number is no public one.
+    )
+
     may_draw_randomness = False  # does take() run code of the user's, which may augment?
 
     def take_readable(self, indices: Tensor) -> tuple[Tensor, Tree, Tree]:
@@ -216,6 +220,7 @@ class _SubsetExamples(Examples):
         self._whole = whole
         self._rows = rows
         self.may_draw_randomness, self.inputs = whole.may_draw_randomness, whole.inputs
+        self.chosen_by_content = whole.chosen_by_content
 
     def __len__(self) -> int:
         return self._rows.numel()

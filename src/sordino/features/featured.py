@@ -221,7 +221,9 @@ def _computed(part: Any, features: Frozen, shape: tuple[int, ...], progress: boo
         readable[places] = True
         targets[start : start + len(labels)] = labels
     inputs = _inputs_behind(part, features)
-    return KeptExamples(kept, targets, readable, divisor=1 / features.scale, inputs=inputs)
+    rows = KeptExamples(kept, targets, readable, divisor=1 / features.scale, inputs=inputs)
+    rows.chosen_by_content = not _is_texts(part) and as_examples(part).chosen_by_content
+    return rows
 
 
 def _inputs_behind(part: Any, features: Frozen) -> Featured | None:

@@ -94,10 +94,7 @@ class Account:
                         raise LedgerError(f"run {self.run} was closed in the ledger with something else")
                     return
             curve = curve_of(total)
-            if not may_cost_less(found) and (
-                below(curve_from(curve), curve_from(curve_of(spent.event)))
-                or beyond(parted_pieces(total), parted_pieces(spent.event))
-            ):
+            if not may_cost_less(found) and costs_less(total, curve_from(curve), spent.event):
                 raise LedgerError(f"run {self.run} has spent more than what it would be closed with")
             # How long a selection took tells how many runs it made, which nobody may learn.
             body["created"] = found[0].body["created"] if may_cost_less(found) else now()
@@ -248,6 +245,12 @@ def parted_pieces(event: DpEvent) -> DpEvent:
 def below(total: Vector, spent: Vector) -> bool:
     """Whether something costs less than what was spent, at any order, but for rounding."""
     return bool((total < spent * (1 - 1e-9)).any())
+
+
+def costs_less(total: DpEvent, price: Vector, spent: DpEvent) -> bool:
+    """Whether ``total``, whose RDP is ``price``, leaves out something of what was spent: at an order, or of what is
+    known by its epsilon and delta alone, which has no RDP."""
+    return below(price, curve_from(curve_of(spent))) or beyond(parted_pieces(total), parted_pieces(spent))
 
 
 def may_cost_less(found: Sequence[Entry]) -> bool:

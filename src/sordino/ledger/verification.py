@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sordino.ledger.account import before_of, below, beyond, is_preparation, planned, spent_so_far
+from sordino.ledger.account import before_of, beyond, costs_less, is_preparation, planned, spent_so_far
 from sordino.ledger.chain import Entry, LedgerError
 from sordino.ledger.file import Entries
 from sordino.ledger.pricing import ORDERS_DIGEST, curve_from, curve_of, pieces_to_json
@@ -93,13 +93,15 @@ class _Meaning:
         closed: Any = next((entry.body["event"] for entry in found if entry.kind == "close"), None)
         if closed is None or closed == event_to_json(spent) or found[0].body["kind"] == "selection":
             return None
-        if below(self._price(event_from_json(closed), canonical(closed)), curve_from(curve_of(spent))):
+        total = event_from_json(closed)
+        if costs_less(total, self._price(total, canonical(closed)), spent):
             return "was closed with less than it had spent"
         return None
 
 
 def _has_other_pieces(entry: Entry) -> bool:
     """Only where an event or the entry speaks of any: reading every event would take long."""
-    speaks = "pieces" in entry.body or '"approximate"' in entry.text
+    # Written in its one form: in a text that somebody else wrote, the same word may stand in escapes.
+    speaks = "pieces" in entry.body or '"approximate"' in canonical(entry.body["event"])
     stated = {"pieces": entry.body["pieces"]} if "pieces" in entry.body else {}
     return speaks and pieces_to_json(event_from_json(entry.body["event"])) != stated

@@ -59,8 +59,18 @@ def noisy_values(counts: Mapping[str, int], sensitivity: int, epsilon: float, de
     _check(float(promised), epsilon)
     if not float(beyond) <= delta:
         raise ValueError(f"OpenDP promises delta {beyond!r} and not {delta!r}: nothing was released")
-    released: dict[str, int] = mechanism({str(key): int(each) for key, each in counts.items()})
-    return dict(sorted(released.items()))
+    released = mechanism({_coded(key): int(each) for key, each in counts.items()})
+    return dict(sorted((_decoded(key), each) for key, each in released.items()))
+
+
+def _coded(key: str) -> str:
+    """A key that is no other one's to OpenDP, which ends a text at its first zero byte: as it is, one row with such a
+    byte in its cell would take the place of all rows that have what stands before it."""
+    return key.encode("utf-8", "surrogatepass").hex()
+
+
+def _decoded(coded: str) -> str:
+    return bytes.fromhex(coded).decode("utf-8", "surrogatepass")
 
 
 def threshold_for(sensitivity: int, epsilon: float, delta: float) -> int:

@@ -41,6 +41,11 @@ class NoisyMetrics:
         check_installed()
         self._model, self._task, self._epsilon, self._target = model, task, epsilon, target
         self._rows: Examples = as_examples(test)
+        if self._rows.chosen_by_content:
+            raise ValueError(
+                "of these held-out rows those without a target were left out, and how many are left is not paid for: "
+                "read them with whole_test=True"
+            )
         scores, targets = self._scored(*self._rows.template(5))
         self._classes = _classes_of(scores, targets)
         if self._classes == 0 and (target is None or target.labels or scores.numel() != 5):

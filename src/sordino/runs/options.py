@@ -117,12 +117,16 @@ class Options:
 
     def with_inputs_of(self, examples: Examples) -> Options:
         """With what the rows themselves say of how they were made, unless the caller has said it: a schema that was
-        read from them voids a guarantee also where nobody mentions it."""
-        return (
-            self
-            if self.inputs is not None or examples.inputs is None
-            else replace(self, inputs=examples.inputs)
-        )
+        read from them voids a guarantee also where nobody mentions it, and whatever the caller says."""
+        given, own = self.inputs, examples.inputs
+        if own is None or given is own:
+            return self
+        if given is None:
+            return replace(self, inputs=own)
+        for what in (own.caveat, own.uncounted, *own.unprotected):
+            if what is not None and what not in (given.caveat, given.uncounted, *given.unprotected):
+                raise ValueError(f"the rows say what the inputs given do not ({what}): leave out inputs")
+        return self
 
     @property
     def wants_privacy(self) -> bool:

@@ -12,6 +12,7 @@ from sordino.privacy.wording import SEED_WARNING
 from sordino.runs import RunDirectory, delete_checkpoint
 from sordino.runs.counting import check_named
 from sordino.runs.options import Options
+from sordino.runs.plan import inputs_caveat
 from sordino.tuning.plan import TuningPlan
 from sordino.tuning.state import Standing
 
@@ -37,8 +38,7 @@ def counted(
         yield None
         return
     names = dict.fromkeys(each.method.name for each in plan.candidates)
-    of_inputs = None if asked.inputs is None else asked.inputs.caveat
-    caveats = [*plan.caveats, of_inputs, SEED_WARNING if standing.seeded else None]
+    caveats = [*plan.caveats, inputs_caveat(asked.inputs), SEED_WARNING if standing.seeded else None]
     try:
         account = ledger.reserve(
             asked.data_name,

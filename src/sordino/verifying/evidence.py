@@ -85,6 +85,10 @@ def _wrong_record(document: Mapping[str, Any], record: RunRecord, ledger: str) -
     for caveat, said_here in caveats:
         if caveat and (caveat in record.caveat) != said_here:
             return f"{ledger} and the certificate do not agree on what is to be said of run {record.run}: {caveat}"
+    # Of several caveats a certificate says one; that it says none where there is one makes a guarantee of what is none.
+    beside = record.caveat.replace(SEED_WARNING, "").strip()
+    if beside and not document["claim"]["caveat"]:
+        return f"{ledger} says of run {record.run} what the certificate does not: {beside}"
     return None
 
 
