@@ -139,7 +139,11 @@ class Observer:
             warnings.simplefilter("always")
             outcome = _outcome(act, folder)
             warned = [f"{w.category.__name__}: {w.message}" for w in caught]
-        out, err = (CLOCK.sub("-", text.replace(str(folder), "RUN")) for text in self.capfd.readouterr())
+        # Where the files of a test are is no row's doing.
+        out, err = (
+            CLOCK.sub("-", text.replace(str(folder), "RUN").replace(str(folder.parent), "HERE"))
+            for text in self.capfd.readouterr()
+        )
         if out.startswith("{"):  # --json
             out = json.dumps(without_times(json.loads(out)))
         return Seen(outcome, out, err, warned, files_of(folder))

@@ -265,7 +265,7 @@ def test_bounds_that_were_not_paid_as_stated_are_refused_before_anything_is_rele
 def test_a_cap_refuses_bounds_in_time_and_keeps_their_delta_aside(tmp_path: Path) -> None:
     book = LedgerFile(tmp_path / "ledger.db")
     book.cap("people", epsilon=3, delta=1e-5)
-    with pytest.raises(LedgerError, match="keeps delta 0 aside"):
+    with pytest.raises(LedgerError, match="keeps 0 of its delta aside"):
         book.pay("people", approximate(0.1, 1e-7), what="bounds")
     with pytest.raises(LedgerError, match="no room"):
         book.pay("people", approximate(4.0), what="bounds")
