@@ -54,6 +54,7 @@ ORDER = [
     "estimators",
     "tuning",
     "federated",
+    "network",
     "auditing",
     "run_auditing",
     "recipes",

@@ -113,12 +113,12 @@ def _single_precision_norms(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(factors, "row_norms", norms)
     monkeypatch.setattr(factors, "row_squares", lambda x: norms(x).square())
-    monkeypatch.setattr(gate_module, "_ROOM", 0.0)
+    monkeypatch.setattr(gate_module, "ROOM", 0.0)
 
 
 def _single_precision_sums(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bounds, "MOST_UNITS", 10**9)
-    monkeypatch.setattr(gate_module, "_ROOM", 0.0)
+    monkeypatch.setattr(gate_module, "ROOM", 0.0)
 
 
 FAULTS: dict[str, tuple[Callable[[Any], None], list[str], dict[str, Any]]] = {

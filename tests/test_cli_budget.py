@@ -7,7 +7,8 @@ import sys
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner, Result
+from click.testing import Result
+from typer.testing import CliRunner
 
 from sordino.cli.budget import app, epochs_of
 from sordino.privacy import gaussian, price, repeat

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import sordino.federated.federation as module
+import sordino.federated.machinery as module
 from sordino.federated import Population
 from sordino.federated.rounds import Workplace
 from test_federate import DIGITS, start, theta

@@ -97,7 +97,7 @@ def given_noise(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(GaussianNoise, "add_", add_)
     monkeypatch.setattr(GaussianNoise, "accumulate_", accumulate_)
-    monkeypatch.setattr(gate_module, "_ROOM", 0.0)  # for rounding, of which oracles know nothing
+    monkeypatch.setattr(gate_module, "ROOM", 0.0)  # for rounding, of which oracles know nothing
 
 
 @dataclass

@@ -259,7 +259,7 @@ def test_training_and_evaluation_have_one_score_for_one_model(tmp_path: Path) ->
     nn.init.constant_(model.weight, 2.0)
     task = sd.regression(scale=price.half_range, limit=1.0)
     kept: dict[str, Any] = {"inputs": Arrays(price, (3,)), "out": tmp_path / "run", "epochs": 1}
-    run = sd.train(model, task, rows, test=rows, budget=(3, 1e-3), **kept)
+    run = sd.train(model, task, rows, test=rows, budget=(3, 1e-3), seed=1, **kept)
     trained = sd.load(tmp_path / "run", model=nn.Linear(3, 1))
     assert np.abs(trained.scores(ROWS)).max() > 1.2  # or there would be nothing to put at the bounds
     found = trained.evaluate((ROWS, y))

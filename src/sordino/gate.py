@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
     from sordino.data.inputs import Inputs
 
-_ROOM = rounding_of_sums(MOST_UNITS) + ROUNDING + 2e-5  # of sums, to the grid, and of norms: 0.4 %
+ROOM = rounding_of_sums(MOST_UNITS) + ROUNDING + 2e-5  # of sums, to the grid, and of norms: 0.4 %
 
 
 @dataclass(frozen=True)
@@ -251,7 +251,7 @@ class Door(ABC):
     def _with_room(self, norms: Norms) -> Norms:
         """Norms so much larger that C bounds what a unit can do to a sum *as computed*: rounding of the unit, of the
         others beside it, and to the grid of the noise. Without noise nothing is promised, and nothing taken."""
-        return norms.raised(_ROOM) if self.noise_multiplier else norms
+        return norms.raised(ROOM) if self.noise_multiplier else norms
 
 
 class ExampleGate(Door):

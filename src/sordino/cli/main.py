@@ -7,6 +7,7 @@ import sys
 from typing import TextIO
 
 import typer
+import typer.core
 
 from sordino.cli import audit, budget, ledger, schema
 from sordino.cli.common import told_to_end_is_interrupted
@@ -17,6 +18,9 @@ from sordino.cli.reproduce import reproduce
 from sordino.cli.train import train
 from sordino.cli.tune import tune
 from sordino.cli.verify import verify
+
+# Help is plain text, and typer before 0.21, which Flower needs, writes \[default: auto] into it where rich is there.
+typer.core.HAS_RICH = False
 
 app = typer.Typer(
     name="sordino",

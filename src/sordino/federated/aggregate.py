@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch import Tensor
 
 from sordino.data import Sampling
+from sordino.federated.algorithms import Algorithm
 from sordino.federated.rounds import Broadcast, Finished, mean_of
-from sordino.federated.simulator import Simulator
+from sordino.federated.simulator import Clients
 from sordino.federated.user_level import UserGate
+from sordino.noise import Streams
 
 
 @dataclass(eq=False)
@@ -32,6 +34,17 @@ class Tally:
             self.rates += part.rates[part.fine].flatten().tolist()
             yield part
 
+    def to_state(self) -> dict[str, Any]:
+        left_out = {str(client): why for client, why in self.left_out.items()}
+        return {
+            "left_out": left_out,
+            **{name: getattr(self, name) for name in ("clients", "examples", "rates")},
+        }
+
+    @staticmethod
+    def from_state(state: dict[str, Any]) -> Tally:
+        return Tally(**{**state, "left_out": {int(client): why for client, why in state["left_out"].items()}})
+
     @property
     def all_raised(self) -> bool:
         """Nobody delivered, and each for an error of the program: nothing will come of it."""
@@ -50,6 +63,18 @@ class Gathered:
     repeatable: bool = True  # nobody failed that might not fail the next time
 
 
+class Crowd(Protocol):
+    """The clients of a federation, wherever they are: simulated, or across a network."""
+
+    @property
+    def streams(self) -> Streams: ...
+    @property
+    def algorithm(self) -> Algorithm: ...
+    def __call__(self, chosen: Clients, sent: Broadcast) -> Iterator[Finished]: ...
+    def delivering(self, chosen: Clients, sent: Broadcast) -> tuple[Clients, dict[int, str]]: ...
+    def finished(self, there: Clients, sent: Broadcast) -> Iterator[Finished]: ...
+
+
 class Aggregate(Protocol):
     @property
     def door(self) -> UserGate | None: ...  # what it releases through, if anything is promised
@@ -60,17 +85,17 @@ class Aggregate(Protocol):
 class OpenMean:
     """The mean over whoever delivers; nothing is promised."""
 
-    simulate: Simulator
+    crowd: Crowd
     sampling: Sampling
     clients: int
     size: int
     door: None = None
 
     def __call__(self, sent: Broadcast) -> Gathered:
-        chosen = self.sampling.units(sent.now.number - 1, self.clients, self.simulate.streams)
-        there, left_out = self.simulate.delivering(chosen, sent)
-        tally, algorithm = Tally(left_out), self.simulate.workplace.algorithm
-        parts = tally.counted(self.simulate.finished(there, sent))
+        chosen = self.sampling.units(sent.now.number - 1, self.clients, self.crowd.streams)
+        there, left_out = self.crowd.delivering(chosen, sent)
+        tally, algorithm = Tally(left_out), self.crowd.algorithm
+        parts = tally.counted(self.crowd.finished(there, sent))
         mean, present = mean_of(parts, algorithm.sent_vectors, self.size, algorithm.weighted)
         return Gathered(mean, float(present), tally)
 

@@ -13,9 +13,9 @@ from torch import nn
 from sordino.clipping import Quantile, Unclipped
 from sordino.data import Sampling
 from sordino.data.partitions import Partition
-from sordino.federated.aggregate import Aggregate, OpenMean, PrivateMean
+from sordino.federated.aggregate import Aggregate, Crowd, OpenMean, PrivateMean
 from sordino.federated.algorithms import Algorithm, algorithm_named
-from sordino.federated.machinery import Machinery, machinery_for
+from sordino.federated.machinery import Machinery, MachineryFor, machinery_for
 from sordino.federated.options import FederationOptions, LocalTraining, Means, UserPrivacy
 from sordino.federated.population import Rows
 from sordino.federated.process import FederationPlan, Rounds
@@ -24,12 +24,10 @@ from sordino.federated.setup import (
     check_composition,
     check_disjoint,
     check_private,
-    client_store,
     described_partition,
     participation_of,
     population_of,
 )
-from sordino.federated.simulator import Simulator
 from sordino.federated.user_level import UserGate
 from sordino.gradients import Loss, refuse
 from sordino.noise import Gaussian, Streams
@@ -150,8 +148,10 @@ def begun(
     algorithm: Algorithm | str | None,
     given: Given,
     but: Callable[[Sampling], Sampling] | None = None,
+    machinery_for: MachineryFor = machinery_for,
 ) -> Iterator[tuple[Rounds, FederationPlan, Recording]]:
-    """All that a federation needs but for being conducted. ``but`` leaves clients out at the door, for an audit."""
+    """All that a federation needs but for being conducted. ``but`` leaves clients out at the door, for an audit;
+    ``machinery_for`` says where clients are, if not here."""
     asked, training, promised, means = given.asked, given.training, given.promised, given.means
     refuse(model)  # before any data is touched
     task, private = as_task(loss), asked.wants_privacy
@@ -182,11 +182,11 @@ def begun(
         machinery = machinery_for(federation, recording, expected)
         partition = described_partition(who.partition)
         plan = _plan(federation, terms, delta, expected, partition, machinery, recording)
-        store = client_store(means.store, algorithm, plan.parameters, recording.checkpoint_folder, stack)
-        simulate = machinery.simulator(federation, store, recording.streams, wanted, stack)
+        store = machinery.store(federation, recording, stack)
+        crowd = machinery.crowd(federation, store, recording.streams, wanted, stack)
         promise = Spending(terms, delta, asked.accountant) if private else NothingPromised()
-        aggregate = _aggregate(simulate, plan, recording.streams, but)
-        process = Rounds(federation, plan, promise, aggregate, store, recording, machinery.workers)
+        aggregate = _aggregate(crowd, plan, recording.streams, but)
+        process = Rounds(federation, plan, promise, aggregate, store, recording, machinery)
         yield process, plan, recording
 
 
@@ -273,7 +273,7 @@ def _plan(
         lines=_LOGGED_ROUNDS if federation.private else terms.steps,
         parameters=len(federation.vector),
         seeded=recording.streams.seeded,
-        assumptions=_assumptions(federation, terms, asked),
+        assumptions=_assumptions(federation, terms, asked, machinery.assumptions),
         unprotected=_unprotected(federation, asked),
         details=asked.details or {},
         inputs=asked.inputs,
@@ -293,7 +293,7 @@ def _plan(
 
 
 def _aggregate(
-    simulate: Simulator,
+    crowd: Crowd,
     plan: FederationPlan,
     streams: Streams,
     but: Callable[[Sampling], Sampling] | None,
@@ -302,11 +302,13 @@ def _aggregate(
     if but is not None:
         terms = replace(terms, sampling=but(terms.sampling))
     if plan.private:
-        return PrivateMean(UserGate(simulate, names, plan.parameters, terms, streams))
-    return OpenMean(simulate, terms.sampling, terms.units, plan.parameters)
+        return PrivateMean(UserGate(crowd, names, plan.parameters, terms, streams))
+    return OpenMean(crowd, terms.sampling, terms.units, plan.parameters)
 
 
-def _assumptions(federation: Federation, terms: Terms, asked: Options) -> tuple[str, ...]:
+def _assumptions(
+    federation: Federation, terms: Terms, asked: Options, where: tuple[str, ...]
+) -> tuple[str, ...]:
     """What a reader of the guarantee must believe."""
     private = federation.private
     facts = [terms.sampling.assumption] if private else []
@@ -316,7 +318,7 @@ def _assumptions(federation: Federation, terms: Terms, asked: Options) -> tuple[
     facts += [
         *asked.assumptions,
         *(of_inputs if private else []),
-        "this is a simulation: the data of all clients lies on one machine",
+        *where,
     ]
     if private:
         facts += [

@@ -1,11 +1,15 @@
-"""With what a simulation is run: the engine of gradients, clients side by side, processes. Measured, not told."""
+"""With what a federation is run; for a simulation the engine of gradients, clients side by side, processes: measured,
+not told."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
+from sordino.federated.aggregate import Crowd
 from sordino.federated.engines.gradients import Gradients, engine_named
 from sordino.federated.local import OwnLoop
 from sordino.federated.options import Means
@@ -15,6 +19,7 @@ from sordino.federated.setup import (
     Federation,
     check_gradients,
     check_own_loop,
+    client_store,
     draws_randomness,
     measured_engine,
     worthwhile_workers,
@@ -28,16 +33,70 @@ from sordino.vector import ParameterVector
 _CHUNK = 5  # clients that are stepped together: their vectors stay in the cache
 
 
+class Machinery(Protocol):
+    """Where clients are and work."""
+
+    @property
+    def engine(self) -> str: ...
+    @property
+    def chunk(self) -> int: ...
+    @property
+    def workers(self) -> int: ...
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        """What a reader of the guarantee must believe because of it."""
+
+    @property
+    def repeats(self) -> bool:
+        """Whether a round that is repeated is the same."""
+
+    @property
+    def sees_rows(self) -> bool:
+        """Whether rows of clients are here to be counted."""
+
+    @property
+    def kept(self) -> Mapping[str, Any]:
+        """For checkpoints: what a resumed run has to choose too."""
+
+    def store(self, federation: Federation, recording: Recording, stack: ExitStack) -> ClientStore:
+        """For what is kept of clients here; ``stack`` closes it."""
+
+    def crowd(
+        self,
+        federation: Federation,
+        store: ClientStore,
+        streams: Streams,
+        wanted: int | None,
+        stack: ExitStack,
+    ) -> Crowd:
+        """Ready to work; ``stack`` ends what was begun. ``wanted``: no more clients of a round than so many."""
+
+
+MachineryFor = Callable[[Federation, Recording, float], Machinery]
+
+
 @dataclass(frozen=True, eq=False)
-class Machinery:
-    """Where clients work, how many of them side by side, and in how many processes."""
+class Simulation:
+    """Clients are worked on here: how many of them side by side, and in how many processes."""
 
     workplace: Workplace
     engine: str
     chunk: int
     workers: int
+    private: bool
+    assumptions = ("this is a simulation: the data of all clients lies on one machine",)
+    repeats = True
+    sees_rows = True
 
-    def simulator(
+    @property
+    def kept(self) -> Mapping[str, Any]:
+        return {"engine": self.engine, **({"workers": self.workers} if self.private else {})}
+
+    def store(self, federation: Federation, recording: Recording, stack: ExitStack) -> ClientStore:
+        kind, size = federation.means.store, len(federation.vector)
+        return client_store(kind, federation.algorithm, size, recording.checkpoint_folder, stack)
+
+    def crowd(
         self,
         federation: Federation,
         store: ClientStore,
@@ -45,7 +104,6 @@ class Machinery:
         wanted: int | None,
         stack: ExitStack,
     ) -> Simulator:
-        """Ready to work; ``stack`` ends the processes."""
         work, patience = self.workplace.in_turn, federation.means.patience
         if self.workers > 1 or patience is not None:
             work = stack.enter_context(Pool(self.workplace, self.workers, patience))
@@ -53,7 +111,7 @@ class Machinery:
         return Simulator(self.workplace, work, store, streams, conditions, wanted, self.chunk, own_rates)
 
 
-def machinery_for(federation: Federation, recording: Recording, expected: float) -> Machinery:
+def machinery_for(federation: Federation, recording: Recording, expected: float) -> Simulation:
     """What was left open, chosen by measurement on made-up rows, or as the interrupted run had chosen.
 
     ``expected`` is how many clients a round has.
@@ -82,7 +140,7 @@ def machinery_for(federation: Federation, recording: Recording, expected: float)
     workers = means.workers or recording.chosen("workers", None)
     if workers is None:
         workers = _workers(workplace, gradients, vector, chunk, expected)
-    return Machinery(workplace, engine, chunk, workers)
+    return Simulation(workplace, engine, chunk, workers, federation.private)
 
 
 def _chunk(means: Means, draws: bool, private: bool, expected: float) -> int:

@@ -15,6 +15,7 @@ from sordino.described import described
 from sordino.federated.aggregate import Aggregate, Gathered, Tally
 from sordino.federated.algorithms import Algorithm, Round, rate_of_round
 from sordino.federated.conditions import Conditions
+from sordino.federated.machinery import Machinery
 from sordino.federated.options import LocalTraining
 from sordino.federated.population import Population
 from sordino.federated.rounds import Broadcast
@@ -117,7 +118,7 @@ class Rounds(Process):
         aggregate: Aggregate,
         store: ClientStore,
         recording: Recording,
-        workers: int,
+        machinery: Machinery,
     ) -> None:
         self.model, self.theta, self.promise = federation.model, federation.vector.theta, promise
         self.door = aggregate.door
@@ -126,8 +127,8 @@ class Rounds(Process):
         self._federation, self._plan, self._aggregate, self._store = federation, plan, aggregate, store
         numbers = plan.terms.numbers(plan.parameters, plan.steps, federation.vector.size, plan.expected)
         self._server = plan.algorithm.start(self.theta, numbers, plan.public_examples)
-        self._workers = workers
-        self._show_clients = self.door is None or recording.asked.show_unprotected
+        self._machinery, self.repeats = machinery, machinery.repeats
+        self._show_clients = machinery.sees_rows and (self.door is None or recording.asked.show_unprotected)
         mean, public = federation.population.mean_examples, plan.public_examples
         steps = float(plan.training.plan.steps(federation.typical))
         examples = mean if public is None else public
@@ -136,7 +137,7 @@ class Rounds(Process):
 
     def step(self, number: int) -> bool:
         self._begin(number)
-        gathered = self._aggregate(Broadcast(self.theta, self._server, self._now))
+        gathered = self._aggregate(self._broadcast())
         self._now = replace(self._now, participants=gathered.participants)
         if gathered.mean is not None:
             mean = {name: value.to(self.theta.device) for name, value in gathered.mean.items()}
@@ -149,6 +150,10 @@ class Rounds(Process):
             raise ValueError(f"nobody was left in round {number + 1}: the first of its clients {why}")
         self._last = gathered
         return not gathered.repeatable
+
+    def _broadcast(self) -> Broadcast:
+        told = {name: self._server[name] for name in self._plan.algorithm.told if name in self._server}
+        return Broadcast(self.theta, told, self._now, None if self.door is None else self.door.clip_state)
 
     def _begin(self, number: int) -> None:
         training = self._plan.training
@@ -188,19 +193,28 @@ class Rounds(Process):
 
     def pins(self, key: bytes) -> Mapping[str, Any]:
         # A replay under privacy has to be the same release to the last bit, which a journal checks.
-        return {**self._federation.pins(key), **({"workers": self._workers} if self._plan.private else {})}
+        return {
+            **self._federation.pins(key),
+            **({"workers": self._machinery.workers} if self._plan.private else {}),
+        }
 
     def state(self, unlogged: bool = False) -> State:
         state = {
             "theta": self.theta,
             "server": self._server,
             "store": self._store.checkpoint(),
-            "engine": self._plan.engine,
+            **self._machinery.kept,
         }
         if self.door is not None:
-            state |= {"gate": self.door.state(), "workers": self._workers}
+            state["gate"] = self.door.state()
         if unlogged:  # it has to be shown after a resume, and cannot be made once more
-            state["last"] = {"mean": self._last.mean, "threshold": self._last.threshold}
+            state["last"] = {
+                "number": self._now.number,
+                "mean": self._last.mean,
+                "participants": self._last.participants,
+                "tally": None if self._last.tally is None else self._last.tally.to_state(),
+                "threshold": self._last.threshold,
+            }
         return state
 
     def restore(self, state: State) -> None:
@@ -210,9 +224,12 @@ class Rounds(Process):
         self._store.restore(state["store"])
         if self.door is not None:
             self.door.restore(state["gate"])
-            if "last" in state:
-                self._begin(self.door.step - 1)
-                self._last = Gathered(**state["last"], participants=self._plan.expected)
+        if "last" in state:
+            last = dict(state["last"])
+            tally = last.pop("tally")
+            self._begin(last.pop("number") - 1)
+            self._last = Gathered(**last, tally=None if tally is None else Tally.from_state(tally))
+            self._now = replace(self._now, participants=self._last.participants)
 
     def complaints(self, history: Sequence[Line]) -> list[str]:
         if self.door is None:
@@ -229,7 +246,7 @@ class Rounds(Process):
 
     def facts(self) -> Mapping[str, Any]:
         known = {"clients_with_state": len(self._store)} if self.door is None else {}
-        return {"workers": self._workers, **known}
+        return {"workers": self._machinery.workers, **known}
 
     def files(self) -> Mapping[str, dict[str, Any]]:
         if not self._show_clients:

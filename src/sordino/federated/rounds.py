@@ -33,8 +33,9 @@ class Broadcast:
     """What the server hands out in a round."""
 
     theta: Tensor  # the cloud model
-    server: State
+    server: State  # what the algorithm tells its clients
     now: Round
+    clip: State | None = None  # under privacy: where the clipping policy stands
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,6 +80,8 @@ class Finished:
     failed: dict[int, str] = field(
         default_factory=dict
     )  # client: why (not under privacy). Nothing of these counts
+    # Under privacy, where what is sent was clipped before it got here: what clients say to the policy's scalar probes.
+    answers: Tensor | None = None  # [M, P]
 
     def on(self, device: torch.device) -> Finished:
         sent, states = (

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from sordino.federated.algorithms import Algorithm
 from sordino.federated.conditions import Conditions
 from sordino.federated.rounds import (
     Broadcast,
@@ -39,6 +40,10 @@ class Simulator:
     wanted: int | None  # at most so many of those that were asked
     chunk: int
     own_rates: bool
+
+    @property
+    def algorithm(self) -> Algorithm:
+        return self.workplace.algorithm
 
     def __call__(self, chosen: Clients, sent: Broadcast) -> Iterator[Finished]:
         """What the chosen clients make of the cloud model, chunk by chunk."""

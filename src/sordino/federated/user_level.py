@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from sordino.clipping.policy import ClippingPolicy, State, clip_factors
 from sordino.federated.rounds import Broadcast, Finished
-from sordino.gate import Door
+from sordino.gate import ROOM, Door
 from sordino.gradients import MOST_UNITS, Norms, row_squares
 from sordino.noise import Streams
 from sordino.privacy import Ledger
@@ -52,16 +54,62 @@ class UserGate(Door):
             self.somebody_failed |= bool(part.failed)
             if not part.fine:
                 continue
-            sent_UD = torch.cat([part.sent[name][part.fine] for name in self._names], dim=1)
-            squares_PU = torch.stack([row_squares(block) for block in sent_UD.split(self._size, dim=1)])
-            norms = self._with_room(Norms(self._names, squares_PU, squares_PU.sum(0).sqrt()))
+            sent_UD = _rows(part, self._names)
+            norms = self._with_room(_norms(sent_UD, self._names))
+            if part.answers is None:
+                answers = self.clip.numbers(norms, self.clip_state)
+                weights = self.clip.weights(norms, self.clip_state)
+            else:  # clipped where it was made: here it is bounded once more, whoever made it, and however
+                assert vectors == 1
+                answers = self._bounded(part.answers[:, part.fine])
+                weights = clip_factors(norms.total_U, self.threshold)[None]
             if numbers:
-                totals += self.clip.numbers(norms, self.clip_state).sum(1)
-            weights = self.clip.weights(norms, self.clip_state).to(sent_UD.dtype)
+                totals += answers.sum(1)
+            weights = weights.to(sent_UD.dtype)
             for some in range(0, len(sent_UD), MOST_UNITS):
                 sums += weights[:, some : some + MOST_UNITS] @ sent_UD[some : some + MOST_UNITS]
         return sums, totals
 
+    def _bounded(self, answers_MU: Tensor) -> Tensor:
+        """No client's answer to a scalar probe is further from 0 than the probe's sensitivity; no number is 0."""
+        probes = self.clip.probes(self.noise_multiplier, self.expected_batch)
+        most = torch.tensor(
+            [[probe.sensitivity] for probe in probes if not probe.vector], dtype=torch.float64
+        )
+        return answers_MU.double().nan_to_num(0.0).clamp(-most, most)
+
     def parts(self, released: Tensor) -> dict[str, Tensor]:
         """A released vector, taken apart again."""
         return dict(zip(self._names, released.split(self._size), strict=True))
+
+
+def clipped(part: Finished, names: Sequence[str], clip: ClippingPolicy, state: State) -> Finished:
+    """What clients send, clipped where they are, with their answers to the policy's scalar probes.
+
+    >>> from sordino.clipping import Fixed
+    >>> nobody = torch.zeros(1, 1)
+    >>> sent = {"update": torch.tensor([[3.0, 4.0]])}
+    >>> part = clipped(Finished((0,), sent, {}, nobody, nobody), ["update"], Fixed(1.0), {"threshold": 1.0})
+    >>> bool(part.sent["update"].norm() < 1), len(part.answers)
+    (True, 0)
+    """
+    fine = part.fine
+    rows_UD = _rows(part, names)
+    norms = _norms(rows_UD, names).raised(ROOM)
+    rows_UD = rows_UD * clip.weights(norms, state)[0][:, None].to(rows_UD.dtype)
+    answers = torch.zeros(len(clip.numbers(norms, state)), len(part.clients), dtype=torch.float64)
+    answers[:, fine] = clip.numbers(norms, state).double()
+    sent = {name: torch.zeros_like(whole) for name, whole in part.sent.items()}
+    for name, block in zip(names, rows_UD.chunk(len(names), dim=1), strict=True):
+        sent[name][fine] = block
+    return replace(part, sent=sent, answers=answers)
+
+
+def _rows(part: Finished, names: Sequence[str]) -> Tensor:
+    """All that each client sends as one row, [U, D]."""
+    return torch.cat([part.sent[name][part.fine] for name in names], dim=1)
+
+
+def _norms(rows_UD: Tensor, names: Sequence[str]) -> Norms:
+    squares_PU = torch.stack([row_squares(block) for block in rows_UD.chunk(len(names), dim=1)])
+    return Norms(tuple(names), squares_PU, squares_PU.sum(0).sqrt())

@@ -46,7 +46,7 @@ def conduct(process: Process, plan: RunPlan, recording: Recording) -> Run:
         stack.enter_context(score.bar)  # not before: what is refused needs none
         for number in range(done, plan.steps):
             must_not_be_repeated = process.step(number)
-            if must_not_be_repeated:
+            if must_not_be_repeated or not process.repeats:
                 score.save(number + 1, unlogged=True)  # before anything of it is shown
             score.show(number + 1)
             if number + 1 in score.saves:
@@ -86,7 +86,7 @@ class _Score:
             check_same_plan({**saved.plan, **saved.pinned}, {**self.plan.describe(), **self.pinned})
             process.restore(saved.process)
             self.history = directory.cut_history(saved.history_size)
-        if process.door is not None and process.door.noise_multiplier:
+        if process.door is not None and process.door.noise_multiplier and process.repeats:
             self.journal = ReleaseJournal(directory.checkpoint_folder, self.recording.streams.key)
             process.door.journal = self.journal
         if saved is None:

@@ -74,6 +74,9 @@ class Process(ABC):
     promise: Promise
     door: Door | None = None  # what it releases through, if anything is promised
     measures = True  # there are held-out rows to measure on
+    # A step that is taken once more comes to the same result, so that a run may go back to its last checkpoint; else it
+    # is saved after each step, before anything of it is shown.
+    repeats = True
 
     @abstractmethod
     def pins(self, key: bytes) -> Mapping[str, Any]:

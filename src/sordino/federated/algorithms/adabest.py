@@ -39,6 +39,7 @@ class AdaBest(Algorithm):
     mu: float = 0.02
     beta: float = 0.9
     client_vectors = ("h",)
+    told = ("mean_examples",)
 
     def __post_init__(self) -> None:
         check_not_negative(mu=self.mu)

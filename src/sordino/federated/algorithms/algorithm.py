@@ -53,6 +53,7 @@ class Algorithm(ABC):
 
     client_vectors: ClassVar[tuple[str, ...]] = ()  # what a client keeps between rounds
     sent_vectors: ClassVar[tuple[str, ...]] = ("update",)  # what it sends
+    told: ClassVar[tuple[str, ...]] = ()  # what of the server's state clients work with, where there is such
     weighted = False  # whether the server's mean is by number of examples
     needs_planned_rates = (
         False  # whether the server counts on local steps of the round's rate, as many as planned

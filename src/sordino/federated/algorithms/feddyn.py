@@ -36,6 +36,7 @@ class FedDyn(Algorithm):
     mu: float = 0.02
     progressive: bool = False
     client_vectors = ("h",)
+    told = ("mean_examples",)
 
     def __post_init__(self) -> None:
         check_not_negative(mu=self.mu)

@@ -37,6 +37,7 @@ class Scaffold(Algorithm):
     progressive: bool = False
     needs_sums_of_gradients = True
     client_vectors = ("h",)
+    told = ("h", "mean_examples")
     sent_vectors: ClassVar[tuple[str, ...]] = ("update", "change")
 
     def start(self, theta: Tensor, plan: Plan, mean_examples: float | None = None) -> State:
