@@ -10,7 +10,7 @@ from typing import Any, Unpack
 
 from torch import nn
 
-from sordino.clipping import Quantile, Unclipped
+from sordino.clipping import ClippingPolicy, Quantile, Unclipped
 from sordino.data import Sampling
 from sordino.data.partitions import Partition
 from sordino.federated.aggregate import Aggregate, Crowd, OpenMean, PrivateMean
@@ -132,7 +132,7 @@ class Clients:
     """Who trains, as `federate` is told."""
 
     data: Any
-    partition: Partition | Sequence[Rows] | str = "iid"
+    partition: Partition | Sequence[Rows] | str | None = "iid"  # None where clients have rows of their own
     clients: int | None = None
     holdout: int = 0
     per_round: int = 10
@@ -155,11 +155,11 @@ def begun(
     asked, training, promised, means = given.asked, given.training, given.promised, given.means
     refuse(model)  # before any data is touched
     task, private = as_task(loss), asked.wants_privacy
-    algorithm = _algorithm(algorithm, private)
+    algorithm = chosen_algorithm(algorithm, private)
     _check(rounds, algorithm, training, promised, asked)
     with recorded(asked, model) as recording, ExitStack() as stack:
         population, tuning = population_of(
-            who.data, who.partition, who.clients, who.holdout, recording.streams
+            who.data, who.partition or "iid", who.clients, who.holdout, recording.streams
         )
         asked = asked.with_inputs_of(population.examples)
         recording = replace(recording, asked=asked)
@@ -190,7 +190,7 @@ def begun(
         yield process, plan, recording
 
 
-def _algorithm(given: Algorithm | str | None, private: bool) -> Algorithm:
+def chosen_algorithm(given: Algorithm | str | None, private: bool) -> Algorithm:
     if given is None:
         given = "fedavg" if private else "adabest"  # whose correction amplifies noise
     algorithm = algorithm_named(given) if isinstance(given, str) else given
@@ -228,13 +228,18 @@ def _terms(
     noise = noise.planned(rounds, how.steps_per_epoch(count))
     if not private:
         return Terms(Unclipped(), noise, how, count, rounds), None, wanted
-    how, clip = noise.dealt(how, count), promised.clip or Quantile(largest=1.0)
+    how, clip = noise.dealt(how, count), promised.clip or default_clip()
     check_disjoint(federation.population)
     check_private(federation.algorithm, federation.training.own_rates, how, clip, noise.independent)
     terms = Terms(clip, noise, how, count, rounds, secure=asked.secure)
     terms, delta = terms.within(asked.budget, asked.noise_multiplier, asked.delta, asked.accountant)
     _warn_of_noise(terms, delta, len(federation.vector))
     return terms, delta, wanted
+
+
+def default_clip() -> ClippingPolicy:
+    """What bounds a client under privacy, if nobody says."""
+    return Quantile(largest=1.0)
 
 
 def _warn_of_noise(terms: Terms, delta: float | None, size: int) -> None:
@@ -283,7 +288,7 @@ def _plan(
         conditions=federation.conditions,
         holdout=len(federation.tuning),
         partition=partition,
-        rows=len(federation.population.examples),
+        rows=machinery.rows,
         expected=expected,
         public_examples=federation.public_examples,
         engine=machinery.engine,

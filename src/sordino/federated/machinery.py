@@ -55,6 +55,10 @@ class Machinery(Protocol):
         """Whether rows of clients are here to be counted."""
 
     @property
+    def rows(self) -> int:
+        """Of all clients together."""
+
+    @property
     def kept(self) -> Mapping[str, Any]:
         """For checkpoints: what a resumed run has to choose too."""
 
@@ -89,6 +93,10 @@ class Simulation:
     sees_rows = True
 
     @property
+    def rows(self) -> int:
+        return len(self.workplace.population.examples)
+
+    @property
     def kept(self) -> Mapping[str, Any]:
         return {"engine": self.engine, **({"workers": self.workers} if self.private else {})}
 
@@ -116,31 +124,37 @@ def machinery_for(federation: Federation, recording: Recording, expected: float)
 
     ``expected`` is how many clients a round has.
     """
-    means, vector, population = federation.means, federation.vector, federation.population
+    means, vector = federation.means, federation.vector
     if vector.theta.device.type != "cpu":
         if means.patience is not None or (means.workers or 1) > 1:
             raise ValueError("worker processes cannot share a device: use workers=1 without patience")
         means = replace(means, workers=1)
+    engine, chunk, workplace = workplace_for(federation, recording.chosen("engine", means.engine), expected)
+    gradients = workplace.gradients
+    workers = means.workers or recording.chosen("workers", None)
+    if workers is None:
+        workers = _workers(workplace, gradients, vector, chunk, expected)
+    return Simulation(workplace, engine, chunk, workers, federation.private)
+
+
+def workplace_for(federation: Federation, engine: str, expected: float) -> tuple[str, int, Workplace]:
+    """Where clients of a round of so many are worked on: the engine (measured, if it is ``auto``), how many clients are
+    stepped together, and the place itself, tried on made-up rows."""
+    means, vector, population = federation.means, federation.vector, federation.population
     model, loss = federation.model, federation.task.per_example
     rule, plan, public = federation.training.rule, federation.training.plan, federation.public_examples
     draws = population.examples.may_draw_randomness or draws_randomness(model)
     chunk = _chunk(means, draws, federation.private, expected)
-    engine = means.engine
     if isinstance(rule, OwnLoop):
         check_own_loop(rule, vector.theta, population)
         engine = "looped"
-    engine = recording.chosen("engine", engine)
     gradients = engine_named("looped" if engine == "auto" else engine, model, loss, vector, reuse=True)
     if not isinstance(rule, OwnLoop):
         strictly = federation.private or engine == "auto"
         check_gradients(model, gradients, vector.theta, population, plan, strictly)
     if engine == "auto":
         engine, gradients = measured_engine(model, loss, vector, population, plan, chunk)
-    workplace = Workplace(population, gradients, federation.algorithm, rule, plan, public, draws)
-    workers = means.workers or recording.chosen("workers", None)
-    if workers is None:
-        workers = _workers(workplace, gradients, vector, chunk, expected)
-    return Simulation(workplace, engine, chunk, workers, federation.private)
+    return engine, chunk, Workplace(population, gradients, federation.algorithm, rule, plan, public, draws)
 
 
 def _chunk(means: Means, draws: bool, private: bool, expected: float) -> int:

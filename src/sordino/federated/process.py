@@ -153,7 +153,9 @@ class Rounds(Process):
 
     def _broadcast(self) -> Broadcast:
         told = {name: self._server[name] for name in self._plan.algorithm.told if name in self._server}
-        return Broadcast(self.theta, told, self._now, None if self.door is None else self.door.clip_state)
+        if self.door is None:
+            return Broadcast(self.theta, told, self._now)
+        return Broadcast(self.theta, told, self._now, self.door.clip_state, bool(self.door.noise_multiplier))
 
     def _begin(self, number: int) -> None:
         training = self._plan.training

@@ -36,6 +36,7 @@ class Broadcast:
     server: State  # what the algorithm tells its clients
     now: Round
     clip: State | None = None  # under privacy: where the clipping policy stands
+    noised: bool = False  # and whether noise hides a client, for which rounding needs room
 
 
 @dataclass(frozen=True, eq=False)

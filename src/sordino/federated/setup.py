@@ -353,8 +353,10 @@ def draws_randomness(model: nn.Module) -> bool:
     )
 
 
-def described_partition(partition: Partition | Sequence[Rows] | str) -> Any:
+def described_partition(partition: Partition | Sequence[Rows] | str | None) -> Any:
     """How the rows were dealt, never which: row numbers tell who has how many, and which."""
+    if partition is None:
+        return "rows are where they were: nobody dealt them"
     if isinstance(partition, str):
         partition = partition_named(partition)
     if isinstance(partition, Partition):

@@ -73,18 +73,19 @@ class UserGate(Door):
     def _bounded(self, answers_MU: Tensor) -> Tensor:
         """No client's answer to a scalar probe is further from 0 than the probe's sensitivity; no number is 0."""
         probes = self.clip.probes(self.noise_multiplier, self.expected_batch)
-        most = torch.tensor(
-            [[probe.sensitivity] for probe in probes if not probe.vector], dtype=torch.float64
-        )
-        return answers_MU.double().nan_to_num(0.0).clamp(-most, most)
+        most = torch.tensor([probe.sensitivity for probe in probes if not probe.vector], dtype=torch.float64)
+        return answers_MU.double().nan_to_num(0.0).clamp(-most[:, None], most[:, None])
 
     def parts(self, released: Tensor) -> dict[str, Tensor]:
         """A released vector, taken apart again."""
         return dict(zip(self._names, released.split(self._size), strict=True))
 
 
-def clipped(part: Finished, names: Sequence[str], clip: ClippingPolicy, state: State) -> Finished:
-    """What clients send, clipped where they are, with their answers to the policy's scalar probes.
+def clipped(
+    part: Finished, names: Sequence[str], clip: ClippingPolicy, state: State, room: bool = True
+) -> Finished:
+    """What clients send, clipped where they are, with their answers to the policy's scalar probes. ``room`` is for
+    rounding, where noise hides a client. Of a client that failed there are zeros: nobody is told.
 
     >>> from sordino.clipping import Fixed
     >>> nobody = torch.zeros(1, 1)
@@ -95,7 +96,8 @@ def clipped(part: Finished, names: Sequence[str], clip: ClippingPolicy, state: S
     """
     fine = part.fine
     rows_UD = _rows(part, names)
-    norms = _norms(rows_UD, names).raised(ROOM)
+    norms = _norms(rows_UD, names)
+    norms = norms.raised(ROOM) if room else norms
     rows_UD = rows_UD * clip.weights(norms, state)[0][:, None].to(rows_UD.dtype)
     answers = torch.zeros(len(clip.numbers(norms, state)), len(part.clients), dtype=torch.float64)
     answers[:, fine] = clip.numbers(norms, state).double()

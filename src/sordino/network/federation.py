@@ -1,0 +1,150 @@
+"""`federate_across`: the federation that `federate` simulates, with clients that are elsewhere. Only orchestration."""
+
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Unpack
+
+import torch
+from torch import nn
+
+from sordino.data import Sampling
+from sordino.data.inputs import Inputs
+from sordino.federated.algorithms import Algorithm
+from sordino.federated.conditions import Conditions
+from sordino.federated.federation import Clients, Given, begun, chosen_algorithm, default_clip, federate
+from sordino.federated.machinery import workplace_for
+from sordino.federated.options import FederationOptions, LocalTraining, Means, UserPrivacy
+from sordino.federated.population import Population, Rows
+from sordino.federated.setup import Federation
+from sordino.network.crowd import PATIENCE, Link, Network, Place, Roll, called, goodbye
+from sordino.network.orders import Orders, task_of
+from sordino.runs import Run
+from sordino.runs.conductor import conduct
+from sordino.runs.directory import RunDirectory
+from sordino.runs.checkpoint import Saved
+from sordino.runs.options import Options, taken
+from sordino.runs.recording import Recording
+from sordino.warn import warn
+
+_POLL = 0.5  # seconds between looks for nodes
+_FAREWELL = 30.0  # seconds at most
+
+
+@dataclass(frozen=True, eq=False)
+class Across:
+    """A network, as a federation sees it."""
+
+    link: Link
+    nodes: int  # how many it begins with
+    engine: str  # what carries messages, for run.json
+    bound: bool  # nodes prove who they are
+    trust: tuple[str, ...]  # what a reader of the guarantee must believe because of it
+
+
+def federate_across(
+    across: Across,
+    model: nn.Module,
+    spec: str,
+    inputs: Inputs,
+    *,
+    rounds: int,
+    algorithm: Algorithm | str | None = None,
+    per_round: int = 10,
+    participation: Sampling | None = None,
+    **options: Unpack[FederationOptions],
+) -> Run:
+    """Train ``model``, which is called ``spec``, across the clients of nodes elsewhere, on rows as ``inputs`` says.
+
+    Algorithms, promises, ledger and certificate are those of `federate`; the keywords are too. Clients are trained and,
+    under privacy, clipped where their rows are.
+    """
+    given = Given(*taken(options, federate, Options, LocalTraining, UserPrivacy, Means))
+    given.asked.refuse_besides("a federation")
+    _check(given.means)
+    private = given.asked.wants_privacy
+    chosen = chosen_algorithm(algorithm, private)
+    if private:
+        given = replace(given, promised=replace(given.promised, clip=given.promised.clip or default_clip()))
+    orders = Orders(spec, inputs, chosen, given.training, given.promised.clip if private else None)
+    orders.to_json()  # or refuse, before anybody is asked
+    patience = given.means.patience or PATIENCE
+    roll = _earlier_roll(given.asked, across.bound) or _first_roll(across, orders, patience)
+    population = Population(_made_up_rows(inputs), roll.clients, _elsewhere, roll.rows / roll.clients)
+    who = Clients(population, None, None, 0, min(per_round, roll.clients), participation)
+
+    def machinery(federation: Federation, recording: Recording, expected: float) -> Network:
+        workplace_for(federation, "looped", expected)  # tried on made-up rows, before anybody works or pays
+        return Network(across.link, roll, orders, patience, across.engine, across.trust)
+
+    task = task_of(inputs)
+    with begun(model, task, who, rounds, chosen, given, machinery_for=machinery) as (process, plan, recording):
+        run = conduct(process, plan, recording)
+        try:
+            goodbye(across.link, roll, recording.streams.identity, min(patience, _FAREWELL))
+        except Exception as error:  # the model is there, and paid for
+            warn(f"nodes could not be told that the federation is over ({type(error).__name__}): they keep its states")
+    return run
+
+
+def _check(means: Means) -> None:
+    """What is simulated here, there is really."""
+    conditions = means.conditions or Conditions()
+    if replace(conditions, over_selection=1.0) != Conditions():
+        raise ValueError("real clients drop out and are late by themselves: leave out drop_out, slowness and deadline")
+    if means.workers is not None or means.chunk is not None or means.store != "memory":
+        raise ValueError("nodes choose how they work: leave out workers, chunk and store")
+
+
+def _earlier_roll(asked: Options, bound: bool) -> Roll | None:
+    """Who was there when the interrupted run began."""
+    if not asked.resume or asked.out is None:
+        return None
+    saved = Saved.load(RunDirectory(Path(asked.out)).checkpoint_folder)
+    if saved is None or "roll" not in saved.process:
+        return None  # which is refused where runs are opened, and explained
+    return Roll.from_state(saved.process["roll"], bound)
+
+
+def _first_roll(across: Across, orders: Orders, patience: float) -> Roll:
+    """The nodes that there are, when there are as many as were wanted; raises ValueError if they do not come."""
+    told, end = orders.to_json(), time.monotonic() + patience
+    found: dict[int, Place] = {}
+    refused: dict[int, str] = {}
+    shown = -1
+    while len(found) < across.nodes:
+        if len(found) != shown:
+            shown = len(found)
+            print(f"waiting for nodes: {shown} of {across.nodes} are there", file=sys.stderr)
+        if time.monotonic() > end:
+            reasons = f" ({'; '.join(sorted(set(refused.values())))})" if refused else ""
+            raise ValueError(
+                f"{len(found)} of {across.nodes} nodes are there after {patience:g} seconds{reasons}: start the others, "
+                "or ask for fewer with --nodes"
+            )
+        new = [node for node in across.link.nodes() if node not in found and node not in refused]
+        places, others = called(across.link, told, new, max(1.0, end - time.monotonic())) if new else ([], {})
+        refused |= others
+        for place in places:
+            if place.name in {known.name for known in found.values()}:
+                refused[place.node] = f"two nodes are called {place.name!r}"
+            else:
+                found[place.node] = place
+        if not new:
+            time.sleep(_POLL)
+    for why in sorted(set(refused.values())):
+        warn(f"a node was not taken: {why}")
+    return Roll(sorted(found.values(), key=lambda place: place.name)[: across.nodes], across.bound)
+
+
+def _made_up_rows(inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor]:
+    """A row of the right shape: there is none here."""
+    target = torch.zeros(1, dtype=torch.int64 if inputs.target.labels else torch.float32)
+    return torch.zeros(1, *inputs.shape), target
+
+
+def _elsewhere(client: int) -> Rows:
+    raise LookupError("rows of clients are where the clients are")

@@ -1,0 +1,242 @@
+"""A run on a SuperLink, of which this process is the server: begun, kept alive, begun anew when it is lost, and ended.
+
+The SuperLink has to leave the server to us (``flower-superlink --isolation process``). A run of Flower's is transport and
+nothing more: what a federation has done and spent is in our own directory, so that a lost one is replaced by the next.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import ipaddress
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+from flwr.cli.build import build_fab_from_files
+from flwr.common.serde import fab_to_proto, run_from_proto
+from flwr.proto.control_pb2 import StartRunRequest, StopRunRequest
+from flwr.proto.fleet_pb2 import RegisterNodeFleetRequest, UnregisterNodeFleetRequest
+from flwr.proto.runtime_pb2 import (
+    AcquireTaskRequest,
+    PullTaskInputRequest,
+    PushTaskOutputRequest,
+    SendTaskHeartbeatRequest,
+)
+from flwr.supercore.constant import TaskType
+from flwr.supercore.error import ApiErrorCode, FlowerError
+from flwr.supercore.control import ControlHttpClient
+from flwr.supercore.fab import Fab
+from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor, SuperExecAuthHttpInterceptor
+from flwr.supercore.run import RunNotRunningException
+from flwr.supercore.runtime import RuntimeHttpClient
+from flwr.supercore.task_identity import TaskIdentity
+from flwr.superlink.grid import HttpGrid
+
+LOST = (httpx.HTTPError, RunNotRunningException, ConnectionError)
+_HEARTBEAT = 10.0  # seconds
+_CLAIM = 10.0  # seconds within which the run must be ours
+_ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
+_APP = {
+    "pyproject.toml": b"""
+[project]
+name = "sordino-federation"
+version = "1.0.0"
+description = "Sordino's ClientApp; nodes have the code"
+license = "Apache-2.0"
+dependencies = []
+
+[tool.flwr.app]
+publisher = "sordino"
+
+[tool.flwr.app.components]
+serverapp = "sordino_app.server:app"
+clientapp = "sordino_app.client:app"
+
+[tool.flwr.app.config]
+""",
+    "sordino_app/__init__.py": b"",
+    "sordino_app/client.py": b"from sordino.network.flower.client import app\n",
+    "sordino_app/server.py": b"from sordino.network.flower.server import app\n",
+}
+
+
+@dataclass(frozen=True)
+class SuperLink:
+    """Where it is, and how to get in. ``certificates`` is None for those of the system; ``tls`` is off on request."""
+
+    address: str
+    certificates: Path | None = None
+    secret: Path | None = None
+    tls: bool = True
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether nothing that is said leaves this machine.
+
+        >>> [SuperLink(each).is_loopback for each in ("127.0.0.1:8000", "localhost:8000", "[::1]:8000", "10.0.0.1:8000")]
+        [True, True, True, False]
+        """
+        host = self.address.rpartition(":")[0].strip("[]")
+        with contextlib.suppress(ValueError):
+            return ipaddress.ip_address(host).is_loopback
+        return host == "localhost"
+
+    def client(self, kind: Callable[..., Any], *interceptors: Any) -> Any:
+        """Without Flower's own retries, which end the process when a token is not known any more."""
+        return kind(
+            f"{'https' if self.tls else 'http'}://{self.address}",
+            interceptors=[RuntimeVersionHttpInterceptor(component_name="sordino"), *interceptors],
+            verify=self._verify,
+        )
+
+    @property
+    def _verify(self) -> Any:
+        if not self.tls or self.certificates is None:
+            return self.tls
+        import ssl
+
+        return ssl.create_default_context(cafile=str(self.certificates))
+
+    @property
+    def _authority(self) -> list[Any]:
+        if self.secret is None:
+            return []
+        return [
+            SuperExecAuthHttpInterceptor(master_secret=self.secret.read_bytes(), protected_methods={_ACQUIRE})
+        ]
+
+    def takes_anybody(self) -> bool:
+        """Whether a node that nobody registered gets in: tried, with a key that nobody knows."""
+        from cryptography.hazmat.primitives.asymmetric import ec
+        from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+        from flwr.supernode.fleet_http_client import FleetHttpClient
+        from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
+
+        key = ec.generate_private_key(ec.SECP384R1())
+        public = key.public_key()
+        fleet = self.client(FleetHttpClient, NodeAuthHttpInterceptor(key, public))
+        try:
+            found = fleet.RegisterNode(RegisterNodeFleetRequest(public_key=public_key_to_bytes(public)))
+            fleet.UnregisterNode(UnregisterNodeFleetRequest(node_id=found.node_id))
+        except httpx.HTTPStatusError as error:
+            why = FlowerError.from_json(error.response.text)
+            if why is not None and why.code == ApiErrorCode.FLEET_SUPERNODE_REGISTRATION_DISABLED:
+                return False
+            raise
+        finally:
+            fleet.close()
+        return True
+
+
+@dataclass(eq=False)
+class Session:
+    """One run of Flower's; ``grid`` is good for as long as it is there."""
+
+    superlink: SuperLink
+    grid: HttpGrid
+    run: int
+    _ended: threading.Event = field(default_factory=threading.Event)
+
+    @staticmethod
+    def begun(superlink: SuperLink) -> Session:
+        run = _started(superlink)
+        token = _claimed(superlink, run)
+        grid = HttpGrid(
+            superlink.address,
+            insecure=not superlink.tls,
+            root_certificates=superlink.certificates.read_bytes() if superlink.certificates else None,
+            token=token,
+        )
+        grid._retry_invoker = None  # as in SuperLink.client
+        found = grid._runtime_client.PullTaskInput(PullTaskInputRequest())
+        grid.set_run(run_from_proto(found.run))
+        # What Flower's messages take their sender from: one for the process.
+        TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = found.task_id, run, found.context.node_id
+        session = Session(superlink, grid, run)
+        threading.Thread(target=session._stay_alive, daemon=True).start()
+        return session
+
+    def _stay_alive(self) -> None:
+        while not self._ended.wait(_HEARTBEAT):
+            with contextlib.suppress(*LOST):
+                self.grid._runtime_client.SendTaskHeartbeat(SendTaskHeartbeatRequest())
+
+    def end(self, well: bool) -> None:
+        """Tell the SuperLink, if it can be told, so that nodes are free."""
+        self._ended.set()
+        with contextlib.suppress(*LOST):
+            status = "completed" if well else "failed"
+            self.grid._runtime_client.PushTaskOutput(PushTaskOutputRequest(sub_status=status, details=""))
+        with contextlib.suppress(Exception):
+            self.grid.close()
+
+
+def _started(superlink: SuperLink) -> int:
+    """A run with the app that nodes need, which does no more than import ours."""
+    content, _ = build_fab_from_files(_APP)
+    fab = Fab(hashlib.sha256(content).hexdigest(), content, {})
+    control = superlink.client(ControlHttpClient)
+    try:
+        answer = control.StartRun(StartRunRequest(fab=fab_to_proto(fab)))
+    finally:
+        control.close()
+    if not answer.HasField("run_id"):
+        raise ValueError("the SuperLink did not take the run: its log says why")
+    return int(answer.run_id)
+
+
+def _claimed(superlink: SuperLink, run: int) -> str:
+    """The right to be the server of that run; raises ValueError where the SuperLink starts servers itself."""
+    runtime = superlink.client(RuntimeHttpClient, *superlink._authority)
+    end = time.monotonic() + _CLAIM
+    try:
+        while time.monotonic() < end:
+            answer = runtime.AcquireTask(AcquireTaskRequest(supported_task_types=[TaskType.SERVER_APP]))
+            if answer.HasField("task") and answer.task.run_id == run:
+                return str(answer.token)
+            time.sleep(0.05)
+    except httpx.HTTPStatusError as error:
+        if error.response.status_code in (401, 403):
+            raise ValueError(
+                "the SuperLink does not let this process be the server: give the file that it was started with as "
+                "--superlink-secret"
+            ) from error
+        raise
+    finally:
+        runtime.close()
+    control = superlink.client(ControlHttpClient)
+    with contextlib.suppress(*LOST):
+        control.StopRun(StopRunRequest(run_id=run))
+    control.close()
+    raise ValueError("the SuperLink starts servers by itself: start it with --isolation process, and try again")
+
+
+@contextmanager
+def connected(superlink: SuperLink) -> Iterator[Session]:
+    """A session, to be ended whatever happens; raises ValueError where there is no SuperLink, or not one to be trusted."""
+    try:
+        session = Session.begun(superlink)
+    except httpx.TransportError as error:
+        raise ValueError(_unreachable(superlink, error)) from error
+    well = False
+    try:
+        yield session
+        well = True
+    finally:
+        session.end(well)
+
+
+def _unreachable(superlink: SuperLink, error: Exception) -> str:
+    words = str(error).lower()
+    if any(word in words for word in ("certificate", "ssl", "tls")):
+        return (
+            f"the SuperLink at {superlink.address} does not prove who it is: give the certificate of its authority as "
+            "--root-certificates"
+        )
+    return f"there is no SuperLink at {superlink.address}: start flower-superlink, or check the address"
