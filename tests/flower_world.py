@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import ipaddress
 import os
@@ -37,7 +38,13 @@ def certificates(folder: Path, addresses: Sequence[str] = ("127.0.0.1",)) -> Non
     start = datetime.datetime.now(datetime.UTC) - datetime.timedelta(hours=1)
     end = start + datetime.timedelta(days=2)
 
-    def signed(name: str, key: ec.EllipticCurvePrivateKey, issuer: x509.Name, by: ec.EllipticCurvePrivateKey, ca: bool) -> x509.Certificate:
+    def signed(
+        name: str,
+        key: ec.EllipticCurvePrivateKey,
+        issuer: x509.Name,
+        by: ec.EllipticCurvePrivateKey,
+        ca: bool,
+    ) -> x509.Certificate:
         found = (
             x509.CertificateBuilder()
             .subject_name(_name(name))
@@ -48,13 +55,18 @@ def certificates(folder: Path, addresses: Sequence[str] = ("127.0.0.1",)) -> Non
             .not_valid_after(end)
             .add_extension(x509.BasicConstraints(ca=ca, path_length=None), critical=True)
             .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
-            .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(by.public_key()), critical=False)
+            .add_extension(
+                x509.AuthorityKeyIdentifier.from_issuer_public_key(by.public_key()), critical=False
+            )
         )
         if ca:
-            usage = x509.KeyUsage(*[False] * 5, True, True, False, False)
+            usage = x509.KeyUsage(True, False, False, False, False, True, True, False, False)
             found = found.add_extension(usage, critical=True)
         else:
-            names = [x509.DNSName("localhost"), *[x509.IPAddress(ipaddress.ip_address(each)) for each in addresses]]
+            names = [
+                x509.DNSName("localhost"),
+                *[x509.IPAddress(ipaddress.ip_address(each)) for each in addresses],
+            ]
             found = found.add_extension(x509.SubjectAlternativeName(names), critical=False)
         return found.sign(by, hashes.SHA256())
 
@@ -108,7 +120,9 @@ class World:
         self.superlink()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         for name in list(self.processes):
             self.end(name)
 
@@ -125,7 +139,33 @@ class World:
         )  # fmt: skip
         self.wait_for_port(self.port)
 
+    def worker(
+        self, name: str, data: object, *flags: object, key: Path | None = None, register: bool = True
+    ) -> None:
+        """`sordino node`."""
+        security: list[object] = []
+        if self.secure:
+            key = key or node_key(self.folder, name)
+            if register:
+                self.register(key)
+            security = ["--root-certificates", self.folder / "ca.crt", "--key", key]
+        state = self.folder / f"state-{name}"
+        self.start(
+            name,
+            "sordino",
+            "node",
+            name,
+            data,
+            "--superlink",
+            self.address,
+            "--state",
+            state,
+            *security,
+            *flags,
+        )
+
     def node(self, name: str, config: str, key: Path | None = None, register: bool = True) -> None:
+        """Flower's own SuperNode."""
         f = self.folder
         tls: list[object] = ["--insecure"]
         if self.secure:
@@ -160,10 +200,8 @@ class World:
     def end(self, name: str, how: int = signal.SIGKILL) -> None:
         """With all the processes that it has started."""
         process = self.processes.pop(name)
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, how)
-        except ProcessLookupError:
-            pass
         process.wait()
 
     def wait_for_port(self, port: int, seconds: float = 60.0) -> None:

@@ -1,4 +1,4 @@
-"""`sordino federate`: a model trained across many clients, simulated."""
+"""`sordino federate`: a model trained across many clients, simulated, or across a network."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from sordino.cli.common import (
     run_folder,
     task_for,
 )
+from sordino.cli.flower import FlowerFlags, across_flower
 from sordino.named import ALGORITHMS, CLIPS, LOCAL_RULES, NOISES, PARTICIPATIONS, SERVERS
 from sordino.registry import meant
 
@@ -88,9 +89,15 @@ def federate(
     signing_key: given.SigningKey = None,
     tensorboard: given.TensorBoard = None,
     mlflow: given.MLflow = None,
+    superlink: given.SuperLink = None,
+    nodes: given.Nodes = None,
+    root_certificates: given.RootCertificates = None,
+    superlink_secret: given.SuperLinkSecret = None,
+    without_tls: given.WithoutTls = False,
+    without_node_authentication: given.WithoutNodeAuthentication = False,
     as_json: given.AsJson = False,
 ) -> None:
-    """Train one model across many clients, on this machine, with or without privacy for each of them."""
+    """Train one model across many clients, on this machine or across a network, with or without privacy for each."""
     budget = budget_of(epsilon, delta, noise_multiplier, _well_below(clients))
     private = budget is not None or noise_multiplier is not None
     if delta is not None and not private:
@@ -104,34 +111,43 @@ def federate(
     from sordino.federated import federate as run_federation
 
     conditions = Conditions(drop_out, slowness, deadline, over_selection)
+    network = FlowerFlags(
+        superlink, nodes, root_certificates, superlink_secret, without_tls, without_node_authentication
+    )
+    common: dict[str, Any] = {
+        **parts, "rounds": rounds, "local_epochs": local_epochs, "batch_size": batch_size,
+        "top_up": not short_batches, "max_examples": max_examples, "conditions": conditions, "patience": patience,
+        "workers": workers, "store": store, "device": device, "budget": budget,
+        "noise_multiplier": noise_multiplier, "delta": None if budget is not None else delta,
+        "accountant": accountant, "seed": seed, "secure": secure, "show_unprotected": show_unprotected,
+        "evaluations": evaluations, "ledger": ledger, "rationale": rationale, "signing_key": signing_key,
+        "resume": resume, "keep_checkpoint": keep_checkpoint, "progress": True,
+    }  # fmt: skip
+    if network.meant(engine):
+        if clients is not None or partition is not None or holdout:
+            raise ValueError(
+                "nodes say how many clients they have: leave out --clients, --partition and --holdout"
+            )
+        across_flower(
+            network, data, classes, model, per_round, participation, out, data_name, (tensorboard, mlflow), as_json,
+            common,
+        )  # fmt: skip
+        return
     loaded = loaded_data(data, classes)
     spec = model or model_for(loaded)
-    network = initial_model(spec, loaded, seed)
     folder = run_folder(out, loaded.name)
     dealt = partition_of(partition, loaded)
     there = _clients(clients, dealt, holdout)
     per_round = min(10, there) if per_round is None else per_round
-    recorded: dict[str, Any] = {
-        "out": folder,
-        "resume": resume,
-        "keep_checkpoint": keep_checkpoint,
-        "progress": True,
-        "callbacks": loggers(folder, tensorboard, mlflow),
-    }
     run = partial(
-        run_federation, network, task_for(loaded), loaded.train, **parts, **recorded,
-        rounds=rounds, clients=clients, partition=dealt, holdout=holdout, per_round=per_round,
+        run_federation, initial_model(spec, loaded, seed), task_for(loaded), loaded.train, **common,
+        clients=clients, partition=dealt, holdout=holdout, per_round=per_round, engine=engine,
         participation=None if participation is None else PARTICIPATIONS.parsed(participation, per_round, there),
-        local_epochs=local_epochs, batch_size=batch_size, top_up=not short_batches, max_examples=max_examples,
-        conditions=conditions, patience=patience, engine=engine, workers=workers, store=store, device=device,
-        budget=budget, noise_multiplier=noise_multiplier, delta=None if budget is not None else delta,
-        accountant=accountant, seed=seed, secure=secure, show_unprotected=show_unprotected,
-        test=loaded.test, evaluations=evaluations, details=about_model(spec, loaded),
-        data_name=declared_name(data, loaded, data_name, ledger), ledger=ledger,
-        rationale=rationale, signing_key=signing_key,
+        test=loaded.test, details=about_model(spec, loaded), out=folder,
+        data_name=declared_name(data, loaded, data_name, ledger), callbacks=loggers(folder, tensorboard, mlflow),
         assumptions=public_facts(loaded) if private else [], inputs=loaded.inputs,
     )  # fmt: skip
-    run_and_show(folder, as_json, run, _lines)
+    run_and_show(folder, as_json, run, federation_lines)
 
 
 def parts_of(
@@ -259,7 +275,7 @@ def _well_below(clients: int | None) -> str:
     return f"1/clients, such as 1e-{exponent}"
 
 
-def _lines(run: Run) -> Lines:
+def federation_lines(run: Run) -> Lines:
     from sordino.privacy import show_epsilon
 
     summary = run.summary

@@ -12,6 +12,7 @@ import typer.core
 from sordino.cli import audit, budget, ledger, schema
 from sordino.cli.common import told_to_end_is_interrupted
 from sordino.cli.federate import federate
+from sordino.cli.node import node
 from sordino.cli.predict import evaluate, export, predict
 from sordino.cli.report import report
 from sordino.cli.reproduce import reproduce
@@ -32,6 +33,7 @@ app = typer.Typer(
 )
 app.command()(train)
 app.command()(federate)
+app.command()(node)
 app.command()(tune)
 app.command()(reproduce)
 app.command()(predict)

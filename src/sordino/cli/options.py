@@ -187,7 +187,26 @@ Workers = Annotated[
     int | None, typer.Option(help="Processes that share the local work; by default as many as pay.")
 ]
 Patience = Annotated[float | None, typer.Option(help="Seconds a client may take; without it a round waits.")]
-Engine = Annotated[str, typer.Option(help=f"{ENGINES.help()}.")]
+Engine = Annotated[
+    str, typer.Option(help=f"{ENGINES.help()}; or flower, for clients across a network (--superlink).")
+]
+SuperLink = Annotated[
+    str | None, typer.Option(help="With --engine flower: HOST:PORT of a SuperLink (--isolation process).")
+]
+Nodes = Annotated[int | None, typer.Option(help="With --engine flower: begin when so many nodes are there.")]
+RootCertificates = Annotated[
+    Path | None, typer.Option(help="PEM file of the authority that vouches for the SuperLink.")
+]
+SuperLinkSecret = Annotated[
+    Path | None,
+    typer.Option(help="The SuperLink's --superexec-auth-secret-file, which keeps other servers out."),
+]
+WithoutTls = Annotated[
+    bool, typer.Option("--without-tls", help="Let everything cross the network in the clear.")
+]
+WithoutNodeAuthentication = Annotated[
+    bool, typer.Option("--without-node-authentication", help="Let nodes in that nobody registered.")
+]
 Store = Annotated[str, typer.Option(help="What clients keep lies in memory or in a file.")]
 ShowClients = Annotated[
     bool,

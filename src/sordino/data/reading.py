@@ -76,7 +76,7 @@ def read(
     held_out = parts.test
     if test is not None:
         others = table.examples(test, progress=progress)
-        held_out = others if whole_test else _measurable(others)
+        held_out = others if whole_test else measurable(others)
     path = Path(os.fspath(source)) if isinstance(source, str | os.PathLike) else Path("table")
     return Loaded(
         # The file's name, not its path or content: a file that moved or changed must not open a fresh budget.
@@ -142,7 +142,7 @@ class _Parts:
             return (
                 part_of(rows, torch.from_numpy(np.flatnonzero(held)))
                 if whole_test
-                else _measurable(rows, held)
+                else measurable(rows, held)
             )
 
         if not by_user:
@@ -196,7 +196,7 @@ def _units(owners: npt.NDArray[np.int64], most: int) -> tuple[npt.NDArray[np.int
     return numbers, left_out
 
 
-def _measurable(rows: TableExamples, held: npt.NDArray[np.bool_] | None = None) -> Examples:
+def measurable(rows: TableExamples, held: npt.NDArray[np.bool_] | None = None) -> Examples:
     """Held-out rows that have a target: what is measured on them is uncovered anyway."""
     readable = rows.readable_rows()
     if held is not None:

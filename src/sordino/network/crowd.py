@@ -1,7 +1,7 @@
 """The clients of a federation that are elsewhere, as its rounds see them.
 
-A `Link` carries bytes to nodes and back, and nothing else is asked of it: who is behind an answer, whether it is what was
-asked for, and what becomes of those who do not answer is decided here.
+A `Link` carries bytes to nodes and back, and nothing else is asked of it: who is behind an answer, whether it is what
+was asked for, and what becomes of those who do not answer is decided here.
 """
 
 from __future__ import annotations
@@ -123,7 +123,8 @@ def called(
     """Who these nodes say they are, and why the others were not taken."""
     nonces = {node: secrets.token_hex(16) for node in nodes}
     questions = {
-        node: packed({"kind": "hello", "orders": orders, "nonce": nonce}, {}) for node, nonce in nonces.items()
+        node: packed({"kind": "hello", "orders": orders, "nonce": nonce}, {})
+        for node, nonce in nonces.items()
     }
     found: dict[str, Place] = {}
     refused: dict[int, str] = {}
@@ -161,8 +162,8 @@ def _answered(
 
 @dataclass(eq=False)
 class Distant:
-    """Has clients work where they are. Which of their rounds counted is staged in the store, for the end of the round to
-    commit."""
+    """Has clients work where they are. Which of their rounds counted is staged in the store, for the end of the round
+    to commit."""
 
     link: Link
     roll: Roll
@@ -238,8 +239,8 @@ class Distant:
             most[node] = HEADER + (PER_CLIENT + 4 * self._width) * len(clients)
             places[node] = place
         for node, answer in self.link.ask(questions, _shared(sent), most, self.patience):
-            place = places.pop(node, None)
-            if place is not None:  # and not twice
+            if node in places:  # and not twice
+                place = places.pop(node)
                 yield place, self._checked(place, parts[place], answer, nonces[place], most[node], sent)
         for place in places.values():
             yield place, self._none(parts[place], "no answer in time")
@@ -270,7 +271,10 @@ class Distant:
             "now": {
                 "number": now.number,
                 "clients": now.clients,
-                **{name: float(getattr(now, name)) for name in ("participants", "rate", "steps", "mean_examples")},
+                **{
+                    name: float(getattr(now, name))
+                    for name in ("participants", "rate", "steps", "mean_examples")
+                },
             },
             "told": told,
             "clip": sent.clip,
@@ -305,13 +309,23 @@ class Distant:
         names = self.algorithm.sent_vectors
         shapes: dict[str, tuple[int, ...]] = dict.fromkeys(names, (count, self.size))
         check_shapes(vectors, {**shapes, "answers": (self._probes, count)} if private else shapes)
-        fine = torch.stack([torch.linalg.vector_norm(vectors[n], math.inf, dim=1) for n in names]).isfinite().all(0)
-        failed = {client: "numbers that are not finite" for client, good in zip(clients, fine.tolist(), strict=True) if not good}
+        fine = (
+            torch.stack([torch.linalg.vector_norm(vectors[n], math.inf, dim=1) for n in names])
+            .isfinite()
+            .all(0)
+        )
+        failed = {
+            client: "numbers that are not finite"
+            for client, good in zip(clients, fine.tolist(), strict=True)
+            if not good
+        }
         results = {name: vectors[name] for name in names}
         if private:
             ones = torch.ones(count, 1)
             self._count(failed)
-            return Finished(tuple(clients), results, {}, ones, ones, dict.fromkeys(failed, ""), vectors["answers"])
+            return Finished(
+                tuple(clients), results, {}, ones, ones, dict.fromkeys(failed, ""), vectors["answers"]
+            )
         said = table_of(header, "failed")
         known = {str(client - first): client for client in clients}
         if not set(said) <= set(known):
@@ -320,8 +334,8 @@ class Distant:
         self._count(failed)
         examples = numbers_of(header, "examples", count, 0.0, 1e12)
         rates = numbers_of(header, "rates", count, 0.0, 1e30)
-        columns = (torch.tensor(column)[:, None] for column in (rates, examples))
-        return Finished(tuple(clients), results, {}, *columns, failed)
+        columns = [torch.tensor(column)[:, None] for column in (rates, examples)]
+        return Finished(tuple(clients), results, {}, columns[0], columns[1], failed)
 
     def _none(self, clients: Sequence[int], why: str) -> Finished:
         self._count(dict.fromkeys(clients, why))
@@ -396,7 +410,12 @@ class Network:
         return ClientStore((), len(federation.vector), ("round", "rate"))
 
     def crowd(
-        self, federation: Federation, store: ClientStore, streams: Streams, wanted: int | None, stack: ExitStack
+        self,
+        federation: Federation,
+        store: ClientStore,
+        streams: Streams,
+        wanted: int | None,
+        stack: ExitStack,
     ) -> Distant:
         return Distant(
             link=self.link,

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Unpack
 
-import torch
 from torch import nn
 
-from sordino.data import Sampling
-from sordino.data.inputs import Inputs
+from sordino.data import Sampling, as_examples
 from sordino.federated.algorithms import Algorithm
 from sordino.federated.conditions import Conditions
 from sordino.federated.federation import Clients, Given, begun, chosen_algorithm, default_clip, federate
@@ -22,10 +21,11 @@ from sordino.federated.population import Population, Rows
 from sordino.federated.setup import Federation
 from sordino.network.crowd import PATIENCE, Link, Network, Place, Roll, called, goodbye
 from sordino.network.orders import Orders, task_of
+from sordino.network.public import made_up_rows
 from sordino.runs import Run
+from sordino.runs.checkpoint import Saved
 from sordino.runs.conductor import conduct
 from sordino.runs.directory import RunDirectory
-from sordino.runs.checkpoint import Saved
 from sordino.runs.options import Options, taken
 from sordino.runs.recording import Recording
 from sordino.warn import warn
@@ -49,21 +49,25 @@ def federate_across(
     across: Across,
     model: nn.Module,
     spec: str,
-    inputs: Inputs,
     *,
     rounds: int,
     algorithm: Algorithm | str | None = None,
-    per_round: int = 10,
-    participation: Sampling | None = None,
+    per_round: int | None = None,
+    participation: Callable[[int, int], Sampling] | None = None,
     **options: Unpack[FederationOptions],
 ) -> Run:
-    """Train ``model``, which is called ``spec``, across the clients of nodes elsewhere, on rows as ``inputs`` says.
+    """Train ``model``, which is called ``spec``, across the clients of nodes elsewhere, on rows as ``inputs`` (a keyword
+    that is needed here) says.
 
-    Algorithms, promises, ledger and certificate are those of `federate`; the keywords are too. Clients are trained and,
-    under privacy, clipped where their rows are.
+    Algorithms, promises, ledger and certificate are those of `federate`; the keywords are too, but that a
+    ``participation`` is made when it is known how many a round has, and of how many. Clients are trained and, under
+    privacy, clipped where their rows are.
     """
     given = Given(*taken(options, federate, Options, LocalTraining, UserPrivacy, Means))
     given.asked.refuse_besides("a federation")
+    inputs = given.asked.inputs
+    if inputs is None:
+        raise ValueError("nodes have to be told what rows are: give inputs")
     _check(given.means)
     private = given.asked.wants_privacy
     chosen = chosen_algorithm(algorithm, private)
@@ -73,20 +77,30 @@ def federate_across(
     orders.to_json()  # or refuse, before anybody is asked
     patience = given.means.patience or PATIENCE
     roll = _earlier_roll(given.asked, across.bound) or _first_roll(across, orders, patience)
-    population = Population(_made_up_rows(inputs), roll.clients, _elsewhere, roll.rows / roll.clients)
-    who = Clients(population, None, None, 0, min(per_round, roll.clients), participation)
+    population = Population(
+        as_examples(made_up_rows(inputs)), roll.clients, _elsewhere, roll.rows / roll.clients
+    )
+    per_round = min(10, roll.clients) if per_round is None else per_round
+    comes = None if participation is None else participation(per_round, roll.clients)
+    who = Clients(population, None, None, 0, per_round, comes)
 
     def machinery(federation: Federation, recording: Recording, expected: float) -> Network:
         workplace_for(federation, "looped", expected)  # tried on made-up rows, before anybody works or pays
         return Network(across.link, roll, orders, patience, across.engine, across.trust)
 
     task = task_of(inputs)
-    with begun(model, task, who, rounds, chosen, given, machinery_for=machinery) as (process, plan, recording):
+    with begun(model, task, who, rounds, chosen, given, machinery_for=machinery) as (
+        process,
+        plan,
+        recording,
+    ):
         run = conduct(process, plan, recording)
         try:
             goodbye(across.link, roll, recording.streams.identity, min(patience, _FAREWELL))
         except Exception as error:  # the model is there, and paid for
-            warn(f"nodes could not be told that the federation is over ({type(error).__name__}): they keep its states")
+            warn(
+                f"nodes could not be told that the federation is over ({type(error).__name__}): they keep its states"
+            )
     return run
 
 
@@ -94,7 +108,9 @@ def _check(means: Means) -> None:
     """What is simulated here, there is really."""
     conditions = means.conditions or Conditions()
     if replace(conditions, over_selection=1.0) != Conditions():
-        raise ValueError("real clients drop out and are late by themselves: leave out drop_out, slowness and deadline")
+        raise ValueError(
+            "real clients drop out and are late by themselves: leave out drop_out, slowness and deadline"
+        )
     if means.workers is not None or means.chunk is not None or means.store != "memory":
         raise ValueError("nodes choose how they work: leave out workers, chunk and store")
 
@@ -122,8 +138,8 @@ def _first_roll(across: Across, orders: Orders, patience: float) -> Roll:
         if time.monotonic() > end:
             reasons = f" ({'; '.join(sorted(set(refused.values())))})" if refused else ""
             raise ValueError(
-                f"{len(found)} of {across.nodes} nodes are there after {patience:g} seconds{reasons}: start the others, "
-                "or ask for fewer with --nodes"
+                f"{len(found)} of {across.nodes} nodes are there after {patience:g} seconds{reasons}: start the others, or "
+                "ask for fewer with --nodes"
             )
         new = [node for node in across.link.nodes() if node not in found and node not in refused]
         places, others = called(across.link, told, new, max(1.0, end - time.monotonic())) if new else ([], {})
@@ -138,12 +154,6 @@ def _first_roll(across: Across, orders: Orders, patience: float) -> Roll:
     for why in sorted(set(refused.values())):
         warn(f"a node was not taken: {why}")
     return Roll(sorted(found.values(), key=lambda place: place.name)[: across.nodes], across.bound)
-
-
-def _made_up_rows(inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor]:
-    """A row of the right shape: there is none here."""
-    target = torch.zeros(1, dtype=torch.int64 if inputs.target.labels else torch.float32)
-    return torch.zeros(1, *inputs.shape), target
 
 
 def _elsewhere(client: int) -> Rows:

@@ -29,7 +29,9 @@ class Kept:
 
     def __init__(self, folder: Path, vectors: Sequence[str], size: int) -> None:
         self._folder = folder
-        self._store = ClientStore(vectors, size, ("round", "rate"), folder / "clients.f32" if vectors else None)
+        self._store = ClientStore(
+            vectors, size, ("round", "rate"), folder / "clients.f32" if vectors else None
+        )
         found = Checkpoint.load(folder, _FILE)
         if found is not None:
             self._store.restore(found.state)

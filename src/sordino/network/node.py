@@ -73,16 +73,20 @@ class NodeSettings:
         known = {each.name: each for each in fields(NodeSettings)}
         for name, value in given.items():
             if name in known and type(value).__name__ != str(known[name].type):
-                raise ValueError(f"the node's {name.replace('_', '-')} must be a {known[name].type}: mend --node-config")
+                raise ValueError(
+                    f"the node's {name.replace('_', '-')} must be a {known[name].type}: mend --node-config"
+                )
         missing = [name for name in ("name", "data") if not given.get(name)]
         if missing:
             raise ValueError(
-                f"the node has no {' and no '.join(missing)}: start it with --node-config 'name=\"clinic\" "
-                "data=\"/path/to/rows.csv\"'"
+                f'the node has no {" and no ".join(missing)}: start it with --node-config \'name="clinic" '
+                'data="/path/to/rows.csv"\''
             )
         found = NodeSettings(**{name: value for name, value in given.items() if name in known})
         if not _NAME.fullmatch(found.name):
-            raise ValueError("a node's name has letters, digits, dots and dashes, 64 at most: choose another one")
+            raise ValueError(
+                "a node's name has letters, digits, dots and dashes, 64 at most: choose another one"
+            )
         if found.clients < 1:
             raise ValueError("a node has at least one client: mend its clients")
         return found
@@ -100,7 +104,9 @@ def answer_of(config: Mapping[str, Any], question: bytes, shared: bytes) -> byte
         node = Node(NodeSettings.of(config))
     except ValueError as error:
         print(error, file=sys.stderr)
-        return packed({"kind": "refused", "why": "the node is not set up (its own log says why)", "nonce": ""}, {})
+        return packed(
+            {"kind": "refused", "why": "the node is not set up (its own log says why)", "nonce": ""}, {}
+        )
     return node.answer(question, shared)
 
 
@@ -128,14 +134,21 @@ class Node:
             body, results = {"kind": "refused", "why": "the node failed (its own log says why)"}, {}
         return packed({**body, "nonce": nonce}, results)
 
-    def _answered(self, header: dict[str, Any], vectors: dict[str, Tensor]) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    def _answered(
+        self, header: dict[str, Any], vectors: dict[str, Tensor]
+    ) -> tuple[dict[str, Any], dict[str, Tensor]]:
         kind = text_of(header, "kind")
         if kind == "goodbye":
             forget(self._folder_of(header))
             return {"kind": "goodbye"}, {}
         desk = self._desk_for(table_of(header, "orders"))
         if kind == "hello":
-            return {"kind": "here", "name": self.settings.name, "clients": desk.population.count, "rows": desk.rows}, {}
+            return {
+                "kind": "here",
+                "name": self.settings.name,
+                "clients": desk.population.count,
+                "rows": desk.rows,
+            }, {}
         if kind == "round":
             return _round_at(desk, self._folder_of(header), header, vectors)
         raise Refused("of an unknown kind")
@@ -256,7 +269,9 @@ def _round_at(
     if not asked.clients:
         raise Refused("malformed")
     if not algorithm.client_vectors and not training.own_rates:
-        part, _ = _worked(desk, asked, {}, torch.zeros(len(asked.clients)), torch.zeros(len(asked.clients)).bool())
+        part, _ = _worked(
+            desk, asked, {}, torch.zeros(len(asked.clients)), torch.zeros(len(asked.clients)).bool()
+        )
     else:
         with Kept.opened(folder, algorithm.client_vectors, len(desk.vector)) as kept:
             part, fine = _worked(desk, asked, *kept.read(asked.clients, asked.counted, asked.sent.now.number))
@@ -402,4 +417,3 @@ def _joined(parts: list[Finished]) -> Finished:
 def _answers(part: Finished) -> Tensor:
     assert part.answers is not None
     return part.answers
-

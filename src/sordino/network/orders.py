@@ -40,7 +40,9 @@ class Orders:
     def to_json(self) -> dict[str, Any]:
         """As plain data; raises ValueError for what has no name, and so cannot be told."""
         if isinstance(self.training.rule, OwnLoop):
-            raise ValueError("a loop of one's own cannot be told to nodes: choose a local rule that has a name")
+            raise ValueError(
+                "a loop of one's own cannot be told to nodes: choose a local rule that has a name"
+            )
         return {
             "model": self.model,
             "inputs": self.inputs.to_json(),
@@ -91,17 +93,25 @@ def task_of(inputs: Inputs) -> Task:
 def _told(registry: Registry, part: Any, names: tuple[str, ...] | None = None) -> list[Any]:
     """Name and settings of a part; settings that are no plain values stay where they are (a server's step rule)."""
     plain = {each.name: getattr(part, each.name) for each in fields(part)}
-    settings = {name: value for name, value in plain.items() if isinstance(value, bool | int | float | str | None)}
+    settings = {
+        name: value for name, value in plain.items() if isinstance(value, bool | int | float | str | None)
+    }
     for name in names or tuple(registry):
         if type(part) is _class_of(registry[name]):
             return [name, settings]
     there = ", ".join(names or tuple(registry))
-    raise ValueError(f"a {registry.kind} {type(part).__name__} cannot be told to nodes: choose one of {there}")
+    raise ValueError(
+        f"a {registry.kind} {type(part).__name__} cannot be told to nodes: choose one of {there}"
+    )
 
 
 def _made(registry: Registry, said: Any, names: tuple[str, ...] | None = None) -> Any:
     name, settings = said
-    if not isinstance(name, str) or name not in (names or tuple(registry)) or not isinstance(settings, Mapping):
+    if (
+        not isinstance(name, str)
+        or name not in (names or tuple(registry))
+        or not isinstance(settings, Mapping)
+    ):
         raise ValueError(name)
     return registry.named(name, settings)
 

@@ -13,7 +13,7 @@ from sordino.network.resident import answered
 app = ClientApp()
 
 
-@app.train()
+@app.train()  # type: ignore[untyped-decorator]
 def answer(message: Message, context: Context) -> Message:
     """Nothing that goes wrong here may leave as an exception: Flower sends its text to the server."""
     question, shared = bytes_of(message)

@@ -3,40 +3,69 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
+import httpx
 from flwr.app import Message
 from flwr.serverapp import Grid
+from flwr.supercore.run import RunNotRunningException
 
 from sordino.network.flower.records import KIND, bytes_of, content_of
 
+LOST = (
+    httpx.HTTPError,
+    RunNotRunningException,
+    ConnectionError,
+)  # what a grid raises when its SuperLink is gone
 _POLL = (0.05, 0.5)  # seconds between looks for answers: the first, and the longest
 _SPARE = 60.0  # seconds that a message lives longer than it is waited for
 
 
 class GridLink:
-    """Looks for answers often: the grid's own `send_and_receive` sleeps three seconds between two looks."""
+    """Looks for answers often: the grid's own `send_and_receive` sleeps three seconds between two looks.
 
-    def __init__(self, grid: Grid) -> None:
-        self._grid = grid
+    ``renewed`` gives another grid when one is lost, or raises ValueError; what was not answered is asked again.
+    """
+
+    def __init__(self, grid: Grid, renewed: Callable[[], Grid] | None = None) -> None:
+        self._grid, self._renewed = grid, renewed
 
     def nodes(self) -> Sequence[int]:
-        return [int(node) for node in self._grid.get_node_ids()]
+        while True:
+            try:
+                return [int(node) for node in self._grid.get_node_ids()]
+            except LOST as error:
+                self._renew(error)
 
     def ask(
         self, questions: Mapping[int, bytes], shared: bytes, most: Mapping[int, int], patience: float
     ) -> Iterator[tuple[int, bytes | None]]:
-        end = time.monotonic() + patience
+        end, left = time.monotonic() + patience, dict(questions)
+        while left and time.monotonic() < end:
+            try:
+                for node, answer in self._answers(left, shared, end):
+                    del left[node]
+                    yield node, answer
+                return
+            except LOST as error:
+                self._renew(error)
+
+    def _renew(self, error: Exception) -> None:
+        if self._renewed is None:
+            raise error
+        self._grid = self._renewed()
+
+    def _answers(
+        self, questions: Mapping[int, bytes], shared: bytes, end: float
+    ) -> Iterator[tuple[int, bytes | None]]:
+        lives = end - time.monotonic() + _SPARE
         messages = [
-            Message(content_of(own, shared), dst_node_id=node, message_type=KIND, ttl=patience + _SPARE)
+            Message(content_of(own, shared), dst_node_id=node, message_type=KIND, ttl=lives)
             for node, own in questions.items()
         ]
-        waiting: dict[str, int] = {}
-        for node, number in zip(questions, self._grid.push_messages(messages), strict=True):
-            if number:
-                waiting[number] = node
-            else:
-                yield node, None
+        numbers = list(self._grid.push_messages(messages))
+        waiting = {number: node for node, number in zip(list(questions), numbers, strict=True) if number}
+        yield from ((node, None) for node in set(questions) - set(waiting.values()))
         pause = _POLL[0]
         while waiting and time.monotonic() < end:
             replies = list(self._grid.pull_messages(list(waiting)))

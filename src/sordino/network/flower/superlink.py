@@ -1,7 +1,8 @@
 """A run on a SuperLink, of which this process is the server: begun, kept alive, begun anew when it is lost, and ended.
 
-The SuperLink has to leave the server to us (``flower-superlink --isolation process``). A run of Flower's is transport and
-nothing more: what a federation has done and spent is in our own directory, so that a lost one is replaced by the next.
+The SuperLink has to leave the server to us (``flower-superlink --isolation process``). A run of Flower's is transport
+and nothing more: what a federation has done and spent is in our own directory, so that a lost one is replaced by the
+next.
 """
 
 from __future__ import annotations
@@ -28,18 +29,20 @@ from flwr.proto.runtime_pb2 import (
     PushTaskOutputRequest,
     SendTaskHeartbeatRequest,
 )
+from flwr.serverapp import Grid
 from flwr.supercore.constant import TaskType
-from flwr.supercore.error import ApiErrorCode, FlowerError
 from flwr.supercore.control import ControlHttpClient
+from flwr.supercore.error import ApiErrorCode, FlowerError
 from flwr.supercore.fab import Fab
 from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor, SuperExecAuthHttpInterceptor
-from flwr.supercore.run import RunNotRunningException
 from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid import HttpGrid
 
-LOST = (httpx.HTTPError, RunNotRunningException, ConnectionError)
+from sordino.network.flower.link import LOST, GridLink
+
 _HEARTBEAT = 10.0  # seconds
+_ABSENCE = 300.0  # seconds that a SuperLink may be away
 _CLAIM = 10.0  # seconds within which the run must be ours
 _ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
 _APP = {
@@ -79,7 +82,7 @@ class SuperLink:
     def is_loopback(self) -> bool:
         """Whether nothing that is said leaves this machine.
 
-        >>> [SuperLink(each).is_loopback for each in ("127.0.0.1:8000", "localhost:8000", "[::1]:8000", "10.0.0.1:8000")]
+        >>> [SuperLink(each).is_loopback for each in ("127.0.0.1:8000", "localhost:80", "[::1]:80", "10.0.0.1:80")]
         [True, True, True, False]
         """
         host = self.address.rpartition(":")[0].strip("[]")
@@ -157,7 +160,11 @@ class Session:
         found = grid._runtime_client.PullTaskInput(PullTaskInputRequest())
         grid.set_run(run_from_proto(found.run))
         # What Flower's messages take their sender from: one for the process.
-        TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = found.task_id, run, found.context.node_id
+        TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = (
+            found.task_id,
+            run,
+            found.context.node_id,
+        )
         session = Session(superlink, grid, run)
         threading.Thread(target=session._stay_alive, daemon=True).start()
         return session
@@ -214,25 +221,44 @@ def _claimed(superlink: SuperLink, run: int) -> str:
     with contextlib.suppress(*LOST):
         control.StopRun(StopRunRequest(run_id=run))
     control.close()
-    raise ValueError("the SuperLink starts servers by itself: start it with --isolation process, and try again")
+    raise ValueError(
+        "the SuperLink starts servers by itself: start it with --isolation process, and try again"
+    )
 
 
 @contextmanager
-def connected(superlink: SuperLink) -> Iterator[Session]:
-    """A session, to be ended whatever happens; raises ValueError where there is no SuperLink, or not one to be trusted."""
+def linked(superlink: SuperLink) -> Iterator[GridLink]:
+    """A link over a run of Flower's, and over the next one when that is lost; ended whatever happens. Raises ValueError
+    where there is no SuperLink, or none that proves who it is."""
     try:
-        session = Session.begun(superlink)
+        sessions = [Session.begun(superlink)]
     except httpx.TransportError as error:
-        raise ValueError(_unreachable(superlink, error)) from error
+        raise ValueError(unreachable(superlink, error)) from error
+
+    def renewed() -> Grid:
+        sessions.pop().end(well=False)
+        end = time.monotonic() + _ABSENCE
+        while True:
+            try:
+                sessions.append(Session.begun(superlink))
+                return sessions[-1].grid
+            except LOST as error:
+                if time.monotonic() > end:
+                    raise ValueError(
+                        f"the SuperLink at {superlink.address} is gone: start it again, and resume the run"
+                    ) from error
+                time.sleep(1.0)
+
     well = False
     try:
-        yield session
+        yield GridLink(sessions[0].grid, renewed)
         well = True
     finally:
-        session.end(well)
+        for session in sessions:
+            session.end(well)
 
 
-def _unreachable(superlink: SuperLink, error: Exception) -> str:
+def unreachable(superlink: SuperLink, error: Exception) -> str:
     words = str(error).lower()
     if any(word in words for word in ("certificate", "ssl", "tls")):
         return (
