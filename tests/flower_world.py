@@ -1,4 +1,4 @@
-"""A Flower federation on this machine, of real processes: a SuperLink and SuperNodes, with TLS and keys of their own."""
+"""A Flower federation on this machine, of real processes: a SuperLink and SuperNodes, with TLS and keys."""
 
 from __future__ import annotations
 

@@ -42,6 +42,7 @@ Numbers = npt.NDArray[np.int64]
 
 PATIENCE = 600.0  # seconds that a round waits for nodes, if nobody says otherwise
 _ROWS = 1 << 50  # of a node, at most
+_LARGEST = 1e12  # number that a client may send: sums of larger ones overflow
 
 
 class Link(Protocol):
@@ -309,14 +310,11 @@ class Distant:
         names = self.algorithm.sent_vectors
         shapes: dict[str, tuple[int, ...]] = dict.fromkeys(names, (count, self.size))
         check_shapes(vectors, {**shapes, "answers": (self._probes, count)} if private else shapes)
-        fine = (
-            torch.stack([torch.linalg.vector_norm(vectors[n], math.inf, dim=1) for n in names])
-            .isfinite()
-            .all(0)
-        )
+        largest = torch.stack([torch.linalg.vector_norm(vectors[name], math.inf, dim=1) for name in names])
+        fine = (largest <= _LARGEST).all(0).tolist()  # and not of a NaN
         failed = {
-            client: "numbers that are not finite"
-            for client, good in zip(clients, fine.tolist(), strict=True)
+            client: "numbers that are not finite, or out of all proportion"
+            for client, good in zip(clients, fine, strict=True)
             if not good
         }
         results = {name: vectors[name] for name in names}

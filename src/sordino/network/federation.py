@@ -56,8 +56,8 @@ def federate_across(
     participation: Callable[[int, int], Sampling] | None = None,
     **options: Unpack[FederationOptions],
 ) -> Run:
-    """Train ``model``, which is called ``spec``, across the clients of nodes elsewhere, on rows as ``inputs`` (a keyword
-    that is needed here) says.
+    """Train ``model``, which is called ``spec``, across the clients of nodes elsewhere, on rows as the keyword
+    ``inputs`` says.
 
     Algorithms, promises, ledger and certificate are those of `federate`; the keywords are too, but that a
     ``participation`` is made when it is known how many a round has, and of how many. Clients are trained and, under
@@ -138,8 +138,8 @@ def _first_roll(across: Across, orders: Orders, patience: float) -> Roll:
         if time.monotonic() > end:
             reasons = f" ({'; '.join(sorted(set(refused.values())))})" if refused else ""
             raise ValueError(
-                f"{len(found)} of {across.nodes} nodes are there after {patience:g} seconds{reasons}: start the others, or "
-                "ask for fewer with --nodes"
+                f"{len(found)} of {across.nodes} nodes are there after {patience:g} seconds{reasons}: start the "
+                "others, or ask for fewer with --nodes"
             )
         new = [node for node in across.link.nodes() if node not in found and node not in refused]
         places, others = called(across.link, told, new, max(1.0, end - time.monotonic())) if new else ([], {})

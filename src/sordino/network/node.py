@@ -169,8 +169,12 @@ class Node:
             raise Refused("without a promise of privacy, which the owner of this node asks for")
         if orders.runs_code and not self.settings.trust_code:
             raise Refused("a model that is code, which the owner of this node does not trust (trust-code)")
+        try:
+            model = orders.built()
+        except ValueError:
+            raise Refused("a model that cannot be built here") from None
         examples, parts = rows_of_clients(orders.inputs, self.settings)
-        return _Desk(orders, Population.of(examples, parts), sum(map(len, parts)))
+        return _Desk(orders, model, Population.of(examples, parts), sum(map(len, parts)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -178,12 +182,9 @@ class _Desk:
     """Where the clients of one node work under one set of orders."""
 
     orders: Orders
+    model: torch.nn.Module
     population: Population
     rows: int
-
-    @cached_property
-    def model(self) -> torch.nn.Module:
-        return self.orders.built()
 
     @cached_property
     def vector(self) -> ParameterVector:
@@ -213,10 +214,10 @@ def rows_of_clients(inputs: Inputs, settings: NodeSettings) -> tuple[Examples, l
     if settings.user_column:
         if not isinstance(inputs, Table):
             raise ValueError("only a table has a user-column: in an .npz file give an array called users")
-        columns = tuple(each for each in inputs.schema.columns if each.name != settings.user_column)
-        table = Table(replace(inputs.schema, columns=columns, user=settings.user_column))
-        if table.shape != inputs.shape:
+        columns = [each for each in inputs.schema.columns if each.kind != "ignore"]
+        if settings.user_column in [each.name for each in columns]:
             raise ValueError("the user-column is one of the inputs: whose a row is must not be learnt from")
+        table = Table(replace(inputs.schema, columns=tuple(columns), user=settings.user_column))
         found = table.examples(source, users=True)
         owners = found.owners()
         return found, _by_owner(found, owners, owners != 0)

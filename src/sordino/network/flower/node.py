@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import httpx
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 from flwr.app import Message
 from flwr.supercore.inflatable.inflatable_object import (
@@ -27,7 +28,7 @@ from flwr.supernode.fleet_http_connection import http_request_response
 
 from sordino.network.flower.link import LOST
 from sordino.network.flower.records import bytes_of, content_of
-from sordino.network.flower.superlink import SuperLink
+from sordino.network.flower.superlink import SuperLink, is_about_trust, unreachable
 from sordino.network.node import Node, NodeSettings
 
 _POLL = (0.05, 1.0)  # seconds between looks for messages: after one, and the longest
@@ -35,11 +36,10 @@ _POLL = (0.05, 1.0)  # seconds between looks for messages: after one, and the lo
 
 def serve(settings: NodeSettings, superlink: SuperLink, key: Path | None) -> None:
     """Take part in federations until somebody ends it. The rows are not read before a federation says what they are."""
-    node = Node(settings)
+    node, keys = Node(settings), None if key is None else _keys(key)
+    _admitted(superlink, key, keys)
     certificates = superlink.certificates.read_bytes() if superlink.certificates else None
-    with http_request_response(
-        superlink.address, not superlink.tls, certificates, None if key is None else _keys(key)
-    ) as connection:
+    with http_request_response(superlink.address, not superlink.tls, certificates, keys) as connection:
         number, receive = connection[:2]
         print(
             f"node {settings.name} is connected to {superlink.address} (SuperNode {number})", file=sys.stderr
@@ -74,6 +74,28 @@ def _answer(
         objects = get_all_nested_objects(reply)
         wanted, session = send(reply, get_object_tree(reply), time.monotonic() - started)
         push_objects(objects, partial(push, run, session), object_ids_to_push=wanted)
+
+
+def _admitted(superlink: SuperLink, key: Path | None, keys: tuple[Any, Any] | None) -> None:
+    """Wait for the SuperLink; raise ValueError if it is not the one, or does not let this node in."""
+    said = False
+    while True:
+        try:
+            if keys is None:
+                if not superlink.takes_anybody():
+                    raise ValueError(
+                        "the SuperLink takes nodes that prove who they are: give the node's key as --key"
+                    )
+            elif not superlink.knows(*keys):
+                raise ValueError(f"the SuperLink does not know this node: register it there with {key}.pub")
+            return
+        except httpx.TransportError as error:
+            if is_about_trust(error):
+                raise ValueError(unreachable(superlink, error)) from error
+            if not said:
+                print(f"waiting for a SuperLink at {superlink.address}", file=sys.stderr)
+            said = True
+            time.sleep(_POLL[1])
 
 
 def _keys(path: Path) -> tuple[Any, Any]:

@@ -19,10 +19,12 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.cli.build import build_fab_from_files
+from flwr.common.constant import HEARTBEAT_DEFAULT_INTERVAL
 from flwr.common.serde import fab_to_proto, run_from_proto
 from flwr.proto.control_pb2 import StartRunRequest, StopRunRequest
-from flwr.proto.fleet_pb2 import RegisterNodeFleetRequest, UnregisterNodeFleetRequest
+from flwr.proto.fleet_pb2 import ActivateNodeRequest, RegisterNodeFleetRequest, UnregisterNodeFleetRequest
 from flwr.proto.runtime_pb2 import (
     AcquireTaskRequest,
     PullTaskInputRequest,
@@ -35,9 +37,12 @@ from flwr.supercore.control import ControlHttpClient
 from flwr.supercore.error import ApiErrorCode, FlowerError
 from flwr.supercore.fab import Fab
 from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor, SuperExecAuthHttpInterceptor
+from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid import HttpGrid
+from flwr.supernode.fleet_http_client import FleetHttpClient
+from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from sordino.network.flower.link import LOST, GridLink
 
@@ -116,11 +121,6 @@ class SuperLink:
 
     def takes_anybody(self) -> bool:
         """Whether a node that nobody registered gets in: tried, with a key that nobody knows."""
-        from cryptography.hazmat.primitives.asymmetric import ec
-        from flwr.supercore.primitives.asymmetric import public_key_to_bytes
-        from flwr.supernode.fleet_http_client import FleetHttpClient
-        from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
-
         key = ec.generate_private_key(ec.SECP384R1())
         public = key.public_key()
         fleet = self.client(FleetHttpClient, NodeAuthHttpInterceptor(key, public))
@@ -132,6 +132,23 @@ class SuperLink:
             if why is not None and why.code == ApiErrorCode.FLEET_SUPERNODE_REGISTRATION_DISABLED:
                 return False
             raise
+        finally:
+            fleet.close()
+        return True
+
+    def knows(self, key: Any, public: Any) -> bool:
+        """Whether a node with this key may take part."""
+        fleet = self.client(FleetHttpClient, NodeAuthHttpInterceptor(key, public))
+        try:
+            fleet.ActivateNode(
+                ActivateNodeRequest(
+                    public_key=public_key_to_bytes(public), heartbeat_interval=HEARTBEAT_DEFAULT_INTERVAL
+                )
+            )
+        except httpx.HTTPStatusError as error:
+            if error.response.status_code >= 500:
+                raise
+            return False
         finally:
             fleet.close()
         return True
@@ -258,9 +275,13 @@ def linked(superlink: SuperLink) -> Iterator[GridLink]:
             session.end(well)
 
 
+def is_about_trust(error: Exception) -> bool:
+    """Whether somebody was there, and did not prove who it is."""
+    return any(word in str(error).lower() for word in ("certificate", "ssl", "tls"))
+
+
 def unreachable(superlink: SuperLink, error: Exception) -> str:
-    words = str(error).lower()
-    if any(word in words for word in ("certificate", "ssl", "tls")):
+    if is_about_trust(error):
         return (
             f"the SuperLink at {superlink.address} does not prove who it is: give the certificate of its authority as "
             "--root-certificates"
