@@ -87,7 +87,7 @@ def _bombarded(folder: Path, rounds: int, **asked: Any) -> tuple[Any, int]:
         "local_epochs": 1,
         "algorithm": "fedavg",
     }
-    run = federate_across(across(MemoryLink(nodes_in(folder), meddle)), model, "mlp:16", **given | asked)  # type: ignore[arg-type]
+    run = federate_across(across(MemoryLink(nodes_in(folder), meddle)), model, "mlp:16", **given | asked)
     assert bool(weights_of(model).isfinite().all())
     return run, count
 

@@ -89,7 +89,7 @@ def test_a_node_that_is_started_anew_for_every_message_gives_the_same(tmp_path: 
 @pytest.mark.parametrize("moment", ["while nodes work", "when the round is over"])
 def test_a_killed_server_resumes_and_comes_to_the_same(kind: str, moment: str, tmp_path: Path) -> None:
     nodes = nodes_in(tmp_path)
-    killed = []
+    killed: list[int] = []
 
     def kill(node: int, answer: bytes) -> bytes:
         header, _ = unpacked(answer, len(answer))

@@ -207,7 +207,7 @@ def _state(node: Node) -> str:
     return digest.hexdigest()
 
 
-ODD = [
+ODD: list[Any] = [
     None,
     True,
     -1,

@@ -41,7 +41,7 @@ def test_doubles_cross_as_singles_and_not_a_number_stays_one() -> None:
 
 
 def test_a_message_is_written_over_by_nobody() -> None:
-    message = bytearray(packed({}, {"x": torch.ones(4)}))
+    message: Any = bytearray(packed({}, {"x": torch.ones(4)}))
     _, vectors = unpacked(message, 1000)
     message[-16:] = bytes(16)
     assert vectors["x"].tolist() == [1.0] * 4

@@ -31,6 +31,10 @@ from sordino.network.flower.records import bytes_of, content_of
 from sordino.network.flower.superlink import SuperLink, is_about_trust, unreachable
 from sordino.network.node import Node, NodeSettings
 
+_MISSED = 90.0  # seconds after which a SuperLink has missed a node that was killed
+_NOT_YET = (
+    "the SuperLink does not take this node: it is not registered, or was there a moment ago and is waited for"
+)
 _POLL = (0.05, 1.0)  # seconds between looks for messages: after one, and the longest
 
 
@@ -78,7 +82,7 @@ def _answer(
 
 def _admitted(superlink: SuperLink, key: Path | None, keys: tuple[Any, Any] | None) -> None:
     """Wait for the SuperLink; raise ValueError if it is not the one, or does not let this node in."""
-    said = False
+    said, end = False, time.monotonic() + _MISSED
     while True:
         try:
             if keys is None:
@@ -87,7 +91,15 @@ def _admitted(superlink: SuperLink, key: Path | None, keys: tuple[Any, Any] | No
                         "the SuperLink takes nodes that prove who they are: give the node's key as --key"
                     )
             elif not superlink.knows(*keys):
-                raise ValueError(f"the SuperLink does not know this node: register it there with {key}.pub")
+                if time.monotonic() > end:
+                    raise ValueError(
+                        f"the SuperLink does not know this node: register it there with {key}.pub"
+                    )
+                if not said:
+                    print(_NOT_YET, file=sys.stderr)
+                said = True
+                time.sleep(_POLL[1])
+                continue
             return
         except httpx.TransportError as error:
             if is_about_trust(error):

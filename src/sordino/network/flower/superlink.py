@@ -24,7 +24,12 @@ from flwr.cli.build import build_fab_from_files
 from flwr.common.constant import HEARTBEAT_DEFAULT_INTERVAL
 from flwr.common.serde import fab_to_proto, run_from_proto
 from flwr.proto.control_pb2 import StartRunRequest, StopRunRequest
-from flwr.proto.fleet_pb2 import ActivateNodeRequest, RegisterNodeFleetRequest, UnregisterNodeFleetRequest
+from flwr.proto.fleet_pb2 import (
+    ActivateNodeRequest,
+    DeactivateNodeRequest,
+    RegisterNodeFleetRequest,
+    UnregisterNodeFleetRequest,
+)
 from flwr.proto.runtime_pb2 import (
     AcquireTaskRequest,
     PullTaskInputRequest,
@@ -137,14 +142,15 @@ class SuperLink:
         return True
 
     def knows(self, key: Any, public: Any) -> bool:
-        """Whether a node with this key may take part."""
+        """Whether a node with this key may take part now. One that was killed may not before it has been missed."""
         fleet = self.client(FleetHttpClient, NodeAuthHttpInterceptor(key, public))
         try:
-            fleet.ActivateNode(
+            found = fleet.ActivateNode(
                 ActivateNodeRequest(
                     public_key=public_key_to_bytes(public), heartbeat_interval=HEARTBEAT_DEFAULT_INTERVAL
                 )
             )
+            fleet.DeactivateNode(DeactivateNodeRequest(node_id=found.node_id))
         except httpx.HTTPStatusError as error:
             if error.response.status_code >= 500:
                 raise
