@@ -83,7 +83,19 @@ def test_two_nodes_with_tls_come_to_the_model_of_the_simulator(tmp_path: Path) -
         world.node("theirs", f'data="{rows_of(tmp_path, 1, parts[3:])}" state="{tmp_path}/state-theirs"')
         world.worker("stranger", rows_of(tmp_path, 0, parts[:3]), register=False)
         done = federated(
-            world, 2, "--rounds", 3, "--per-round", 4, "--seed", 5, "--out", tmp_path / "run", "--json"
+            world,
+            2,
+            "--node-keys",
+            tmp_path,
+            "--rounds",
+            3,
+            "--per-round",
+            4,
+            "--seed",
+            5,
+            "--out",
+            tmp_path / "run",
+            "--json",
         )
         assert done.returncode == 0, done.stderr + world.log("theirs")
         assert "the SuperLink does not take this node: it is not registered" in world.log("stranger")
@@ -136,13 +148,35 @@ def test_a_superlink_that_takes_anybody_is_found_out(tmp_path: Path, monkeypatch
         here = SuperLink(world.address, tls=False)
         assert here.takes_anybody()
         monkeypatch.setattr(SuperLink, "is_loopback", False)
-        with pytest.raises(ValueError, match="speaks in the clear"), reached(here, 2, False, False):
+        assert here.lets_anybody_serve()
+        with pytest.raises(ValueError, match="speaks in the clear"), reached(here, 2):
             pass
-        with pytest.raises(ValueError, match="nobody registered"), reached(here, 2, True, False):
+        with pytest.raises(ValueError, match="nobody registered"), reached(here, 2, without_tls=True):
             pass
-        with reached(here, 2, True, True) as across:
+        node_key(tmp_path, "mine")
+        with (
+            pytest.raises(ValueError, match="anybody be the server"),
+            reached(here, 2, tmp_path, without_tls=True),
+        ):
+            pass
+        with reached(here, 2, None, True, True) as across:
             assert not across.bound
             assert any("in the clear" in each for each in across.trust)
+
+
+def test_keys_are_read_as_ssh_writes_them(tmp_path: Path) -> None:
+    from sordino.network.flower.superlink import node_keys
+
+    node_key(tmp_path, "a")
+    node_key(tmp_path, "b")
+    assert len(node_keys(tmp_path)) == 2
+    assert len(node_keys(tmp_path / "a.pub")) == 1
+    (tmp_path / "words").write_text("no key")
+    with pytest.raises(ValueError, match="does not hold public keys"):
+        node_keys(tmp_path / "words")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ValueError, match="holds no public key"):
+        node_keys(tmp_path / "empty")
 
 
 # Kills, for `make soak`

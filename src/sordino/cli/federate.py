@@ -93,6 +93,7 @@ def federate(
     nodes: given.Nodes = None,
     root_certificates: given.RootCertificates = None,
     superlink_secret: given.SuperLinkSecret = None,
+    node_keys: given.NodeKeys = None,
     without_tls: given.WithoutTls = False,
     without_node_authentication: given.WithoutNodeAuthentication = False,
     as_json: given.AsJson = False,
@@ -112,7 +113,13 @@ def federate(
 
     conditions = Conditions(drop_out, slowness, deadline, over_selection)
     network = FlowerFlags(
-        superlink, nodes, root_certificates, superlink_secret, without_tls, without_node_authentication
+        superlink,
+        nodes,
+        root_certificates,
+        superlink_secret,
+        node_keys,
+        without_tls,
+        without_node_authentication,
     )
     common: dict[str, Any] = {
         **parts, "rounds": rounds, "local_epochs": local_epochs, "batch_size": batch_size,

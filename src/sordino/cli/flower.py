@@ -27,6 +27,7 @@ _FLAGS = {
     "nodes": "--nodes",
     "certificates": "--root-certificates",
     "secret": "--superlink-secret",
+    "keys": "--node-keys",
     "without_tls": "--without-tls",
     "without_node_authentication": "--without-node-authentication",
 }
@@ -40,6 +41,7 @@ class FlowerFlags:
     nodes: int | None
     certificates: Path | None
     secret: Path | None
+    keys: Path | None
     without_tls: bool
     without_node_authentication: bool
 
@@ -111,7 +113,11 @@ def across_flower(
 
     def run() -> Run:
         with reached(
-            flags.superlink, flags.nodes or 1, flags.without_tls, flags.without_node_authentication
+            flags.superlink,
+            flags.nodes or 1,
+            flags.keys,
+            flags.without_tls,
+            flags.without_node_authentication,
         ) as across:
             return federate_across(
                 across,

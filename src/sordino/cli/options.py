@@ -201,11 +201,17 @@ SuperLinkSecret = Annotated[
     Path | None,
     typer.Option(help="The SuperLink's --superexec-auth-secret-file, which keeps other servers out."),
 ]
+NodeKeys = Annotated[
+    Path | None,
+    typer.Option(
+        help="Public keys of the nodes that may take part: a file of them, or a folder of .pub files."
+    ),
+]
 WithoutTls = Annotated[
     bool, typer.Option("--without-tls", help="Let everything cross the network in the clear.")
 ]
 WithoutNodeAuthentication = Annotated[
-    bool, typer.Option("--without-node-authentication", help="Let nodes in that nobody registered.")
+    bool, typer.Option("--without-node-authentication", help="Let in whoever reaches the SuperLink.")
 ]
 Store = Annotated[str, typer.Option(help="What clients keep lies in memory or in a file.")]
 ShowClients = Annotated[

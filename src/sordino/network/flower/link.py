@@ -24,16 +24,23 @@ _SPARE = 60.0  # seconds that a message lives longer than it is waited for
 class GridLink:
     """Looks for answers often: the grid's own `send_and_receive` sleeps three seconds between two looks.
 
-    ``renewed`` gives another grid when one is lost, or raises ValueError; what was not answered is asked again.
+    ``renewed`` gives another grid when one is lost, or raises ValueError; what was not answered is asked again. With
+    ``keys`` no other node is there: a SuperLink has checked that a node has the private key to its public one, but
+    anybody who reaches it can have it register another.
     """
 
-    def __init__(self, grid: Grid, renewed: Callable[[], Grid] | None = None) -> None:
-        self._grid, self._renewed = grid, renewed
+    def __init__(
+        self, grid: Grid, renewed: Callable[[], Grid] | None = None, keys: frozenset[bytes] | None = None
+    ) -> None:
+        self._grid, self._renewed, self._keys = grid, renewed, keys
 
     def nodes(self) -> Sequence[int]:
         while True:
             try:
-                return [int(node) for node in self._grid.get_node_ids()]
+                nodes = self._grid.get_nodes()
+                return [
+                    int(node.node_id) for node in nodes if self._keys is None or node.public_key in self._keys
+                ]
             except LOST as error:
                 self._renew(error)
 

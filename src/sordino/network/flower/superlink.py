@@ -19,7 +19,9 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import load_ssh_public_key
 from flwr.cli.build import build_fab_from_files
 from flwr.common.constant import HEARTBEAT_DEFAULT_INTERVAL
 from flwr.common.serde import fab_to_proto, run_from_proto
@@ -141,6 +143,19 @@ class SuperLink:
             fleet.close()
         return True
 
+    def lets_anybody_serve(self) -> bool:
+        """Whether whoever reaches it can be the server of a run: tried, without asking for one."""
+        runtime = self.client(RuntimeHttpClient)
+        try:
+            runtime.AcquireTask(AcquireTaskRequest())
+        except httpx.HTTPStatusError as error:
+            if error.response.status_code in (401, 403):
+                return False
+            raise
+        finally:
+            runtime.close()
+        return True
+
     def knows(self, key: Any, public: Any) -> bool:
         """Whether a node with this key may take part now. One that was killed may not before it has been missed."""
         fleet = self.client(FleetHttpClient, NodeAuthHttpInterceptor(key, public))
@@ -250,7 +265,7 @@ def _claimed(superlink: SuperLink, run: int) -> str:
 
 
 @contextmanager
-def linked(superlink: SuperLink) -> Iterator[GridLink]:
+def linked(superlink: SuperLink, keys: frozenset[bytes] | None = None) -> Iterator[GridLink]:
     """A link over a run of Flower's, and over the next one when that is lost; ended whatever happens. Raises ValueError
     where there is no SuperLink, or none that proves who it is."""
     try:
@@ -274,11 +289,26 @@ def linked(superlink: SuperLink) -> Iterator[GridLink]:
 
     well = False
     try:
-        yield GridLink(sessions[0].grid, renewed)
+        yield GridLink(sessions[0].grid, renewed, keys)
         well = True
     finally:
         for session in sessions:
             session.end(well)
+
+
+def node_keys(path: Path) -> frozenset[bytes]:
+    """The public keys of nodes, one on a line as ssh-keygen writes them; of a folder, those of its .pub files."""
+    files = sorted(path.glob("*.pub")) if path.is_dir() else [path]
+    try:
+        lines = [line for file in files for line in file.read_bytes().splitlines() if line.strip()]
+        found = frozenset(public_key_to_bytes(load_ssh_public_key(line)) for line in lines)
+    except (OSError, ValueError, UnsupportedAlgorithm) as error:
+        raise ValueError(
+            f"{path} does not hold public keys of nodes, one on a line: check the file"
+        ) from error
+    if not found:
+        raise ValueError(f"{path} holds no public key of a node: put the .pub file of each node there")
+    return found
 
 
 def is_about_trust(error: Exception) -> bool:
