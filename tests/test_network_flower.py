@@ -78,10 +78,12 @@ def distance(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> fl
 def test_two_nodes_with_tls_come_to_the_model_of_the_simulator(tmp_path: Path) -> None:
     """One is `sordino node`, one is Flower's own SuperNode; a third has a key that nobody registered."""
     parts = dealt(2, 3)
+    (tmp_path / "elsewhere").mkdir()
     with World(tmp_path) as world:
-        world.worker("ours", rows_of(tmp_path, 0, parts[:3]))
+        world.worker("ours", rows_of(tmp_path, 0, parts[:3]), register=False)  # which the server does
         world.node("theirs", f'data="{rows_of(tmp_path, 1, parts[3:])}" state="{tmp_path}/state-theirs"')
-        world.worker("stranger", rows_of(tmp_path, 0, parts[:3]), register=False)
+        strange = node_key(tmp_path / "elsewhere", "stranger")
+        world.worker("stranger", rows_of(tmp_path, 0, parts[:3]), key=strange, register=False)
         done = federated(
             world,
             2,
@@ -98,7 +100,7 @@ def test_two_nodes_with_tls_come_to_the_model_of_the_simulator(tmp_path: Path) -
             "--json",
         )
         assert done.returncode == 0, done.stderr + world.log("theirs")
-        assert "the SuperLink does not take this node: it is not registered" in world.log("stranger")
+        assert "the SuperLink does not take this node yet" in world.log("stranger")
     summary = json.loads(done.stdout)
     assert summary["clients"] == 6
     assert summary["engine"] == "flower"

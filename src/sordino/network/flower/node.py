@@ -31,9 +31,9 @@ from sordino.network.flower.records import bytes_of, content_of
 from sordino.network.flower.superlink import SuperLink, is_about_trust, unreachable
 from sordino.network.node import Node, NodeSettings
 
-_MISSED = 90.0  # seconds after which a SuperLink has missed a node that was killed
 _NOT_YET = (
-    "the SuperLink does not take this node: it is not registered, or was there a moment ago and is waited for"
+    "the SuperLink does not take this node yet: its server has to be given {key}.pub (--node-keys); or the node was "
+    "there a moment ago, and has to be missed first"
 )
 _POLL = (0.05, 1.0)  # seconds between looks for messages: after one, and the longest
 
@@ -81,33 +81,25 @@ def _answer(
 
 
 def _admitted(superlink: SuperLink, key: Path | None, keys: tuple[Any, Any] | None) -> None:
-    """Wait for the SuperLink; raise ValueError if it is not the one, or does not let this node in."""
-    said, end = False, time.monotonic() + _MISSED
+    """Wait until the SuperLink is there and lets this node in; raise ValueError if it is not the one, or never will."""
+    said = ""
     while True:
+        why = f"waiting for a SuperLink at {superlink.address}"
         try:
-            if keys is None:
-                if not superlink.takes_anybody():
-                    raise ValueError(
-                        "the SuperLink takes nodes that prove who they are: give the node's key as --key"
-                    )
-            elif not superlink.knows(*keys):
-                if time.monotonic() > end:
-                    raise ValueError(
-                        f"the SuperLink does not know this node: register it there with {key}.pub"
-                    )
-                if not said:
-                    print(_NOT_YET, file=sys.stderr)
-                said = True
-                time.sleep(_POLL[1])
-                continue
-            return
+            if keys is None and not superlink.takes_anybody():
+                raise ValueError(
+                    "the SuperLink takes nodes that prove who they are: give the node's key as --key"
+                )
+            if keys is None or superlink.knows(*keys):
+                return
+            why = _NOT_YET.format(key=key)
         except httpx.TransportError as error:
             if is_about_trust(error):
                 raise ValueError(unreachable(superlink, error)) from error
-            if not said:
-                print(f"waiting for a SuperLink at {superlink.address}", file=sys.stderr)
-            said = True
-            time.sleep(_POLL[1])
+        if why != said:
+            print(why, file=sys.stderr)
+        said = why
+        time.sleep(_POLL[1])
 
 
 def _keys(path: Path) -> tuple[Any, Any]:

@@ -56,6 +56,8 @@ def reached(
         bound = known is not None or not _tried(where, SuperLink.takes_anybody)
         if not without_authentication and not alone:
             _check_doors(where, bound, superlink is not None)
+        if known is not None and superlink is not None:
+            superlink.register(known)
         link = (
             GridLink(grid, keys=known) if superlink is None else stack.enter_context(linked(superlink, known))
         )
@@ -102,6 +104,11 @@ def main(grid: Grid, context: Context) -> None:
     try:
         sys.argv = ["sordino", "federate", *_flags(dict(context.run_config))]
         command()
+    except SystemExit as ended:  # in which Flower sees no end
+        if ended.code:
+            raise RuntimeError(
+                f"sordino federate ended with exit code {ended.code}: the line above says why"
+            ) from None
     finally:
         _grid.reset(token)
 

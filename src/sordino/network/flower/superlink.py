@@ -12,7 +12,7 @@ import hashlib
 import ipaddress
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,7 +25,7 @@ from cryptography.hazmat.primitives.serialization import load_ssh_public_key
 from flwr.cli.build import build_fab_from_files
 from flwr.common.constant import HEARTBEAT_DEFAULT_INTERVAL
 from flwr.common.serde import fab_to_proto, run_from_proto
-from flwr.proto.control_pb2 import StartRunRequest, StopRunRequest
+from flwr.proto.control_pb2 import RegisterNodeRequest, StartRunRequest, StopRunRequest
 from flwr.proto.fleet_pb2 import (
     ActivateNodeRequest,
     DeactivateNodeRequest,
@@ -155,6 +155,20 @@ class SuperLink:
         finally:
             runtime.close()
         return True
+
+    def register(self, keys: Iterable[bytes]) -> None:
+        """Let nodes with these public keys in, if they are not let in already."""
+        control = self.client(ControlHttpClient)
+        try:
+            for key in keys:
+                try:
+                    control.RegisterNode(RegisterNodeRequest(public_key=key))
+                except httpx.HTTPStatusError as error:
+                    why = FlowerError.from_json(error.response.text)
+                    if why is None or why.code != ApiErrorCode.PUBLIC_KEY_ALREADY_IN_USE:
+                        raise
+        finally:
+            control.close()
 
     def knows(self, key: Any, public: Any) -> bool:
         """Whether a node with this key may take part now. One that was killed may not before it has been missed."""

@@ -1,0 +1,5 @@
+"""The nodes' side."""
+
+from sordino.network.flower.client import app
+
+__all__ = ["app"]

@@ -1,0 +1,5 @@
+"""The server's side."""
+
+from sordino.network.flower.server import app
+
+__all__ = ["app"]
