@@ -97,8 +97,10 @@ def node_key(folder: Path, name: str) -> Path:
 class World:
     """Processes that end with it. ``secure``: TLS, nodes that prove who they are, and a server that does."""
 
-    def __init__(self, folder: Path, secure: bool = True, database: bool = True) -> None:
-        self.folder, self.secure, self.database = folder, secure, database
+    def __init__(
+        self, folder: Path, secure: bool = True, database: bool = True, isolation: str = "process"
+    ) -> None:
+        self.folder, self.secure, self.database, self.isolation = folder, secure, database, isolation
         self.port = free_port()
         self.address = f"127.0.0.1:{self.port}"
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
@@ -112,6 +114,11 @@ class World:
             "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
             "PYTHONPATH": os.pathsep.join(sys.path),
         }
+        home = folder / "flwr"
+        home.mkdir()
+        how = f'root-certificates = "{folder}/ca.crt"' if secure else "insecure = true"
+        connection = f'[superlink.here]\naddress = "{self.address}"\n{how}\n'
+        (home / "config.toml").write_text(f'[superlink]\ndefault = "here"\n\n{connection}')
         if secure:
             certificates(folder)
             (folder / "secret").write_bytes(os.urandom(32))
@@ -130,11 +137,13 @@ class World:
         f = self.folder
         tls = [
             "--ssl-certfile", f / "server.crt", "--ssl-keyfile", f / "server.key", "--ssl-ca-certfile", f / "ca.crt",
-            "--enable-supernode-auth", "--superexec-auth-secret-file", f / "secret",
+            "--enable-supernode-auth",
         ]  # fmt: skip
+        secret = ["--superexec-auth-secret-file", f / "secret"] if self.isolation == "process" else []
         self.start(
-            "superlink", "flower-superlink", "--isolation", "process", "--port", self.port,
-            *(tls if self.secure else ["--insecure"]),
+            "superlink", "flower-superlink", "--isolation", self.isolation, "--port", self.port,
+            "--disable-runtime-dependency-installation",
+            *([*tls, *secret] if self.secure else ["--insecure"]),
             *(["--database", f / "superlink.db"] if self.database else []),
         )  # fmt: skip
         self.wait_for_port(self.port)

@@ -74,6 +74,7 @@ ACROSS = {
     "kill_and_resume": "a run killed at any time goes on bit for bit",
     "ledger_kills": "runs killed at any time are counted with all that they released",
     "method_oracles": "whole methods against plain loops",
+    "network_hosts": "what the page about networks says, between hosts of their own",
     "nothing_visible": "nothing a row does outside the gate is seen",
     "own_data": "from a file of one's own to a page that can be shown",
     "planted_bugs": "an audit finds the bugs that others shipped",

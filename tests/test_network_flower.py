@@ -17,10 +17,10 @@ from typer.testing import CliRunner
 
 import sordino as sd
 from flower_world import BIN, World, node_key
+from sordino.cli.flower_app import flags_of
 from sordino.cli.main import app
 from sordino.data import load
 from sordino.models import build_model
-from sordino.network.flower.server import _flags
 from sordino.network.flower.superlink import SuperLink
 from sordino.noise import Streams
 
@@ -130,7 +130,7 @@ def test_flags_that_do_not_belong_together_get_one_line() -> None:
 
 
 def test_a_configuration_is_a_command_line() -> None:
-    assert _flags({"data": "people.csv", "nodes": 2, "without-tls": True, "epsilon": 8.0, "out": ""}) == [
+    assert flags_of({"data": "people.csv", "nodes": 2, "without-tls": True, "epsilon": 8.0, "out": ""}) == [
         "people.csv", "--engine", "flower", "--nodes", "2", "--without-tls", "--epsilon", "8.0",
     ]  # fmt: skip
 
@@ -179,6 +179,20 @@ def test_keys_are_read_as_ssh_writes_them(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(ValueError, match="holds no public key"):
         node_keys(tmp_path / "empty")
+
+
+def test_nodes_whose_keys_are_not_known_are_not_there() -> None:
+    from types import SimpleNamespace
+
+    from sordino.network.flower.link import GridLink
+
+    nodes = [
+        SimpleNamespace(node_id=1, public_key=b"mine"),
+        SimpleNamespace(node_id=2, public_key=b"another"),
+    ]
+    grid: Any = SimpleNamespace(get_nodes=lambda: nodes)
+    assert GridLink(grid).nodes() == [1, 2]
+    assert GridLink(grid, keys=frozenset({b"mine"})).nodes() == [1]
 
 
 # Kills, for `make soak`

@@ -1,5 +1,5 @@
 """The server's side."""
 
-from sordino.network.flower.server import app
+from sordino.cli.flower_app import app
 
 __all__ = ["app"]

@@ -113,14 +113,8 @@ def federate(
 
     conditions = Conditions(drop_out, slowness, deadline, over_selection)
     network = FlowerFlags(
-        superlink,
-        nodes,
-        root_certificates,
-        superlink_secret,
-        node_keys,
-        without_tls,
-        without_node_authentication,
-    )
+        superlink, nodes, root_certificates, superlink_secret, node_keys, without_tls, without_node_authentication
+    )  # fmt: skip
     common: dict[str, Any] = {
         **parts, "rounds": rounds, "local_epochs": local_epochs, "batch_size": batch_size,
         "top_up": not short_batches, "max_examples": max_examples, "conditions": conditions, "patience": patience,
@@ -130,16 +124,11 @@ def federate(
         "evaluations": evaluations, "ledger": ledger, "rationale": rationale, "signing_key": signing_key,
         "resume": resume, "keep_checkpoint": keep_checkpoint, "progress": True,
     }  # fmt: skip
-    if network.meant(engine):
-        if clients is not None or partition is not None or holdout:
-            raise ValueError(
-                "nodes say how many clients they have: leave out --clients, --partition and --holdout"
-            )
-        across_flower(
-            network, data, classes, model, per_round, participation, out, data_name, (tensorboard, mlflow), as_json,
-            common,
-        )  # fmt: skip
-        return
+    if network.meant(engine, clients, partition, holdout):
+        elsewhere = tensorboard, mlflow
+        comes = None if participation is None else partial(PARTICIPATIONS.parsed, participation)
+        common |= {"per_round": per_round, "participation": comes}
+        return across_flower(network, data, classes, model, out, data_name, elsewhere, as_json, common)
     loaded = loaded_data(data, classes)
     spec = model or model_for(loaded)
     folder = run_folder(out, loaded.name)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +15,6 @@ from sordino.cli.common import (
     run_and_show,
     run_folder,
 )
-from sordino.named import PARTICIPATIONS
 
 if TYPE_CHECKING:
     from sordino.network.flower.superlink import SuperLink
@@ -45,7 +43,7 @@ class FlowerFlags:
     without_tls: bool
     without_node_authentication: bool
 
-    def meant(self, engine: str) -> bool:
+    def meant(self, engine: str, clients: int | None, partition: str | None, holdout: int) -> bool:
         """Whether clients are across a network; raises ValueError for flags that do not belong together."""
         if engine != "flower":
             for each in fields(self):
@@ -56,6 +54,10 @@ class FlowerFlags:
             return False
         if self.nodes is None or self.nodes < 1:
             raise ValueError("--engine flower needs --nodes N: how many nodes the federation begins with")
+        if clients is not None or partition is not None or holdout:
+            raise ValueError(
+                "nodes say how many clients they have: leave out --clients, --partition and --holdout"
+            )
         return True
 
     @property
@@ -89,8 +91,6 @@ def across_flower(
     data: str,
     classes: int | None,
     model: str | None,
-    per_round: int | None,
-    participation: str | None,
     out: Path | None,
     data_name: str | None,
     elsewhere: tuple[Path | None, str | None],
@@ -123,8 +123,6 @@ def across_flower(
                 across,
                 network,
                 spec, **common,
-                per_round=per_round,
-                participation=None if participation is None else partial(PARTICIPATIONS.parsed, participation),
                 test=loaded.test, out=folder, details=about_model(spec, loaded), inputs=loaded.inputs,
                 data_name=declared_name(data, loaded, data_name, common["ledger"]),
                 callbacks=loggers(folder, *elsewhere),

@@ -130,8 +130,10 @@ def called(
     found: dict[str, Place] = {}
     refused: dict[int, str] = {}
     for node, answer in link.ask(questions, b"", dict.fromkeys(nodes, HEADER), patience):
+        if node not in nonces:  # or twice
+            continue
         try:
-            header, _ = _answered(answer, nonces[node], "here", HEADER)
+            header, _ = _answered(answer, nonces.pop(node), "here", HEADER)
             place = Place(
                 text_of(header, "name", 64),
                 node,

@@ -1,8 +1,7 @@
-"""The server's side: a process of ours that is the server of a run, or the `ServerApp` of an app that Flower runs."""
+"""The server's side: the network behind a SuperLink, if it is one to be trusted with clients."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
@@ -11,14 +10,11 @@ from tempfile import NamedTemporaryFile
 from typing import Any
 
 import httpx
-from flwr.app import Context
-from flwr.serverapp import Grid, ServerApp
+from flwr.serverapp import Grid
 
 from sordino.network.federation import Across
 from sordino.network.flower.link import GridLink
 from sordino.network.flower.superlink import SuperLink, linked, node_keys, unreachable
-
-app = ServerApp()
 
 _TRUST = (
     "clients are on nodes across a network and clip what they send; the server that adds it up and makes the noise "
@@ -29,6 +25,16 @@ _OPEN = "nodes do not prove who they are: whoever reaches the SuperLink can be o
 _PLAIN = "messages cross the network in the clear"
 
 _grid: ContextVar[Grid | None] = ContextVar("grid", default=None)
+
+
+@contextmanager
+def given(grid: Grid) -> Iterator[None]:
+    """In here Flower has given a grid: this process is the server of a run that it has started."""
+    token = _grid.set(grid)
+    try:
+        yield
+    finally:
+        _grid.reset(token)
 
 
 @contextmanager
@@ -93,38 +99,3 @@ def _of_grid(grid: Any) -> Iterator[SuperLink]:
         file.write(grid._cert or b"")
         file.flush()
         yield SuperLink(grid._addr, Path(file.name) if grid._cert else None, None, not grid._insecure)
-
-
-@app.main()  # type: ignore[untyped-decorator]
-def main(grid: Grid, context: Context) -> None:
-    """`sordino federate` with the flags of the run's configuration: ``rounds = 10`` is ``--rounds 10``."""
-    from sordino.cli.main import main as command
-
-    token = _grid.set(grid)
-    try:
-        sys.argv = ["sordino", "federate", *_flags(dict(context.run_config))]
-        command()
-    except SystemExit as ended:  # in which Flower sees no end
-        if ended.code:
-            raise RuntimeError(
-                f"sordino federate ended with exit code {ended.code}: the line above says why"
-            ) from None
-    finally:
-        _grid.reset(token)
-
-
-def _flags(config: dict[str, Any]) -> list[str]:
-    """The command line that a configuration is.
-
-    >>> _flags({"data": "digits", "rounds": 3, "set": "mu=0.1 beta=0.9", "resume": True, "secure": False})
-    ['digits', '--engine', 'flower', '--rounds', '3', '--set', 'mu=0.1', '--set', 'beta=0.9', '--resume']
-    """
-    found = [str(config.pop("data", "digits")), "--engine", "flower"]
-    for name, value in config.items():
-        if value is True:
-            found.append(f"--{name}")
-        elif name == "set":
-            found += [word for pair in str(value).split() for word in ("--set", pair)]
-        elif value is not False and value != "":
-            found += [f"--{name}", str(value)]
-    return found

@@ -77,7 +77,7 @@ clientapp = "sordino_app.client:app"
 """,
     "sordino_app/__init__.py": b"",
     "sordino_app/client.py": b"from sordino.network.flower.client import app\n",
-    "sordino_app/server.py": b"from sordino.network.flower.server import app\n",
+    "sordino_app/server.py": b"from sordino.cli.flower_app import app\n",
 }
 
 
