@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import threading
 import warnings
@@ -47,8 +48,8 @@ def _workers_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """From one run for the next, if they are idle: they take seconds to start too."""
     begin = Actors._begun
 
-    def begun(self: Actors) -> Any:
-        return IDLE.pop() if IDLE else begin(self)
+    def begun(self: Actors, processors: int) -> Any:
+        return IDLE.pop() if IDLE else begin(self, processors)
 
     def end(self: Actor) -> None:
         try:
@@ -192,6 +193,63 @@ def test_a_lost_worker_is_replaced_and_its_chunk_done_again(
     assert capfd.readouterr() == ("", "")
 
 
+def test_a_worker_that_is_gone_before_it_begins_is_begun_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a machine that is gone, of which Ray does not know yet."""
+    begin, made = Actors._begun, []
+
+    def begun(self: Actors, processors: int) -> Any:
+        actor = begin(self, processors)
+        made.append(actor)
+        if len(made) == 1:
+            ray.kill(actor)
+        return actor
+
+    monkeypatch.setattr(Actors, "_begun", begun)
+    monkeypatch.setattr(ray_pool, "_UNTIL_NEXT", (0, 0))
+    assert same(*beside(rounds=1))
+    assert len(made) == 3
+    monkeypatch.setattr(ray_pool, "_UNTIL_NEXT", ())
+    with pytest.raises(ValueError, match="cannot keep workers alive"):
+        start(engine="ray", rounds=1)
+
+
+TWO_MACHINES = """
+import os, sys, time
+from sordino.federated import ray_pool
+ray = ray_pool._imported()
+from ray.cluster_utils import Cluster
+import torch
+torch.set_num_threads(1)
+from test_federate import start, theta
+
+room = {"num_cpus": 1, "object_store_memory": 100 * 2**20}
+cluster = Cluster(initialize_head=True, head_node_args={**room, "include_dashboard": False})
+other = cluster.add_node(**room)
+os.environ["RAY_ADDRESS"] = cluster.address
+
+def watch(seen):
+    where = {each["Address"]["NodeID"] for each in ray._private.state.actors().values() if each["State"] == "ALIVE"}
+    assert len(where) == (2 if seen.step <= 3 else 1), (seen.step, where)
+    if seen.step == 3:
+        cluster.remove_node(other, allow_graceful=False)
+        time.sleep(8)  # its workers notice by then
+
+run = start(engine="ray", rounds=6, per_round=20, observe=watch)
+assert run.summary["workers"] == 2 and not ray.is_initialized()
+here = start(engine=run.summary["engine"].split()[0], rounds=6, per_round=20, workers=1)
+assert torch.equal(theta(run), theta(here)) and run.history == here.history
+cluster.shutdown()
+"""
+
+
+@pytest.mark.soak
+def test_a_machine_that_is_lost_changes_nothing() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", TWO_MACHINES], cwd=Path(__file__).parent, capture_output=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr.decode()[-2000:]
+
+
 def test_a_client_that_takes_its_worker_along_is_left_out_without_a_sound(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
@@ -226,6 +284,13 @@ def test_a_client_that_takes_too_long_is_left_out() -> None:
     base |= {"algorithm": "fedavg", "local": OwnLoop(slow), "patience": 0.5, "chunk": 1}
     run = start(**base, engine="ray", workers=2)
     assert run.history[0]["left_out"] == {"1": "never came back"}
+
+
+def test_what_goes_wrong_in_a_worker_is_not_said() -> None:
+    """Ray would send it here, and write it down: it may quote a row."""
+    place = ray_pool.Place()
+    assert place.work(b"no chunk") is None
+    assert "UnpicklingError" in place.ready(b"no model") or "RuntimeError" in place.ready(b"no model")
 
 
 # What each worker has -----------------------------------------------------------------------------------------
@@ -310,4 +375,5 @@ def test_ray_is_ended_if_it_was_begun_here_and_else_left_alone(monkeypatch: pyte
 def test_as_many_workers_as_the_cluster_has_processors_or_a_round_has_chunks() -> None:
     assert start(engine="ray", per_round=4, rounds=1).summary["workers"] == 1
     assert start(engine="ray", per_round=20, rounds=1).summary["workers"] == 2
-    assert Actors.threads == 1
+    many = start(engine="ray", per_round=20, rounds=1, workers=3)  # than there are processors
+    assert many.summary["workers"] == 3

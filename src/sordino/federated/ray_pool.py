@@ -13,6 +13,7 @@ import io
 import logging
 import os
 import sys
+import time
 import warnings
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
@@ -37,9 +38,12 @@ from sordino.vector import ParameterVector
 
 _SILENT = {
     "RAY_USAGE_STATS_ENABLED": "0",  # nobody is told that we run
-    "RAY_DEDUP_LOGS_SKIP_REGEX": "A worker died or was killed",  # a client's doing, which Ray prints on stdout
+    # What Ray prints on stdout, and may be a client's doing.
+    "RAY_DEDUP_LOGS_SKIP_REGEX": "A worker died|Raylet is terminated|marked dead|memory pressure|low on memory",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # a warning about GPUs, which we do not use
 }
+
+_UNTIL_NEXT = (1, 2, 4, 8, 16)  # seconds between attempts to start a worker
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,17 +110,31 @@ class Actors:
 
     def started(self, count: int) -> list[Actor]:
         """Ready to work: the time that it takes to start is no client's."""
-        begun = [self._begun() for _ in range(count)]
-        try:
-            reasons = self._ray.get([actor.ready.remote(self._place) for actor in begun])
-        except self._ray.exceptions.RayError as error:
-            raise ValueError(f"Ray cannot start workers: {_first_line(error)}") from error
-        for reason in filter(None, reasons):
-            raise ValueError(f"Ray's workers cannot load what they are sent: {reason}")
-        return [Actor(self._ray, actor, self._shares) for actor in begun]
+        found: list[Actor] = []
+        for seconds in _UNTIL_NEXT:
+            found += self._that_live(count - len(found))
+            if len(found) == count:
+                return found
+            time.sleep(seconds)
+        raise ValueError("Ray cannot keep workers alive: look at its logs")
 
-    def _begun(self) -> Any:
-        return self._kind.options(scheduling_strategy="SPREAD").remote()  # over machines
+    def _that_live(self, count: int) -> list[Actor]:
+        # A processor each, so that they spread over machines; if there are too few, rather slowly than never.
+        enough = count <= self._ray.available_resources().get("CPU", 0)
+        begun = [self._begun(1 if enough else 0) for _ in range(count)]
+        found = []
+        for actor, answer in [(actor, actor.ready.remote(self._place)) for actor in begun]:
+            try:
+                reason = self._ray.get(answer)
+            except self._ray.exceptions.RayError:  # begun on a machine that is gone, which Ray will notice
+                continue
+            if reason:
+                raise ValueError(f"Ray's workers cannot load what they are sent: {reason}")
+            found.append(Actor(self._ray, actor, self._shares))
+        return found
+
+    def _begun(self, processors: int) -> Any:
+        return self._kind.options(num_cpus=processors, scheduling_strategy="SPREAD").remote()
 
     def ready(self, busy: list[Actor], timeout: float | None) -> list[Actor]:
         ready, _ = self._ray.wait([actor.result for actor in busy], timeout=timeout)
