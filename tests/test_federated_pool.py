@@ -85,7 +85,7 @@ def test_results_come_in_the_order_of_the_chunks_however_long_each_takes() -> No
 
 def test_the_chunk_of_a_lost_process_is_done_again_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """As a whole: convolutions of fewer clients at a time come to other last digits."""
-    lost = []
+    lost: list[int | None] = []
     real = _Process.give
 
     def give(self: _Process, chunk: Chunk) -> None:

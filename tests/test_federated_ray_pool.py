@@ -308,6 +308,17 @@ def test_rows_are_stored_once_and_let_go_before_the_store_is_full(monkeypatch: p
     assert shares._bytes == shares._room
 
 
+def test_rows_reach_a_chunk_as_they_are_whatever_their_kind() -> None:
+    inputs = {"a": torch.randn(9, 2).bfloat16(), "b": (torch.arange(9), torch.rand(9, 3) > 0.5)}
+    crowd = sd.Population((inputs, torch.rand(9)), 3, lambda c: np.arange(c, 9, 3), 3)  # type: ignore[arg-type]
+    nobody = sd.Population(crowd.examples.template(1), 1, ray_pool._nobodys, 1)  # type: ignore[arg-type]
+    rows = ray.get([Shares(ray, crowd).of(client) for client in (2, 0)])
+    chunk = ray_pool._of_chunk(nobody, (2, 0), rows)
+    for client in (2, 0):
+        found = chunk.examples.take(torch.from_numpy(chunk.rows(client)))
+        torch.testing.assert_close(found, crowd.examples.take(torch.from_numpy(crowd.rows(client))))
+
+
 def test_what_is_sent_once_holds_no_row_and_the_parameters_once() -> None:
     model = nn.Sequential(*[nn.Linear(100, 100) for _ in range(10)])
     vector = sd.ParameterVector(model)

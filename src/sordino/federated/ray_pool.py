@@ -24,8 +24,9 @@ from types import ModuleType
 from typing import Any, cast
 
 import numpy as np
+import numpy.typing as npt
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from sordino.data import as_examples, tree_map
 from sordino.data.tree import Tree, tree_leaves
@@ -190,10 +191,11 @@ class Shares:
             self._bytes -= size
         return self._held[client][0]
 
-    def _rows(self, client: int) -> tuple[Tree, Tree] | Raised:
+    def _rows(self, client: int) -> Tree | Raised:
         try:
             with warnings.catch_warnings(action="ignore"):  # as in `rows_or_none`
-                return self._population.examples.take(torch.from_numpy(self._population.rows(client)))
+                rows = self._population.examples.take(torch.from_numpy(self._population.rows(client)))
+                return tree_map(_readable_in_place, rows)
         except (Exception, SystemExit) as error:
             return Raised(type(error).__name__, str(error))
 
@@ -243,7 +245,12 @@ class Place:
 def _of_chunk(nobody: Population, clients: Sequence[int], rows: Sequence[Any]) -> Population:
     """The clients of a chunk with their rows, one after the other behind a made-up row that is nobody's."""
     there = [each for each in rows if not isinstance(each, Raised)]
-    whole = tree_map(lambda *leaves: torch.cat(leaves), nobody.examples.template(1), *there)
+    with warnings.catch_warnings(action="ignore"):  # that they cannot be written to
+        whole = tree_map(
+            lambda *leaves: torch.cat([torch.as_tensor(leaf) for leaf in leaves]),
+            nobody.examples.template(1),
+            *there,
+        )
     held: dict[int, Rows | Raised] = {}
     following = 1
     for client, each in zip(clients, rows, strict=True):
@@ -261,6 +268,11 @@ def _of_chunk(nobody: Population, clients: Sequence[int], rows: Sequence[Any]) -
         return found
 
     return Population(as_examples(whole), len(clients), rows_of, 1.0)
+
+
+def _readable_in_place(leaf: Tensor) -> Tensor | npt.NDArray[Any]:
+    """An array, which workers read where Ray has it: tensors they would unpickle, chunk after chunk."""
+    return leaf if leaf.dtype is torch.bfloat16 else leaf.numpy()  # numpy has no such numbers
 
 
 def _nobodys(client: int) -> Rows:
