@@ -360,6 +360,7 @@ def test_a_device_is_refused() -> None:
 
 def test_ray_is_ended_if_it_was_begun_here_and_else_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[str] = []
+    monkeypatch.delenv("RAY_USAGE_STATS_ENABLED", raising=False)  # the real one may have set it
 
     def begin(**options: Any) -> None:
         assert os.environ["RAY_USAGE_STATS_ENABLED"] == "0"
