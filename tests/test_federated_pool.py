@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import os
 import signal
@@ -11,11 +12,11 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import sordino as sd
 from sordino.federated import OwnLoop
-from sordino.federated.pool import Pool
+from sordino.federated.pool import Pool, _Process
 from sordino.federated.rounds import Broadcast, Chunk, Finished
 from test_federate import own, private, start, theta
 from test_federated_user_level import recorded_sums
@@ -80,3 +81,27 @@ def test_results_come_in_the_order_of_the_chunks_however_long_each_takes() -> No
             found = list(pool(chunks, Broadcast(theta_d, {}, cast(Any, None))))
             assert [part.clients for part in found] == [(client,) for client in range(6)]
             assert [float(part.sent["update"]) for part in found] == [c + float(theta_d) for c in range(6)]
+
+
+def test_the_chunk_of_a_lost_process_is_done_again_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a whole: convolutions of fewer clients at a time come to other last digits."""
+    lost: list[int | None] = []
+    real = _Process.give
+
+    def give(self: _Process, chunk: Chunk) -> None:
+        if not lost and len(chunk.clients) == 5:
+            lost.append(self.process.pid)
+            os.kill(self.process.pid or 0, signal.SIGSTOP)  # so that it is not done before it is gone
+            real(self, chunk)
+            self.process.kill()
+        else:
+            real(self, chunk)
+
+    monkeypatch.setattr(_Process, "give", give)
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 10))
+    settings: dict[str, Any] = {"engine": "mapped", "rounds": 1, "per_round": 10, "clients": 12}
+    again, alone = copy.deepcopy(model), copy.deepcopy(model)
+    one = theta(start(again, workers=2, **settings))
+    assert len(lost) == 1
+    assert torch.equal(one, theta(start(model, **settings)))
+    assert not torch.equal(one, theta(start(alone, chunk=1, **settings)))

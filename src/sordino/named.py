@@ -134,7 +134,7 @@ ENGINES = Registry(
         "looped": Entry("federated.engines.gradients:looped", "one client after the other, any model"),
         "debug": Entry("federated.engines.gradients:looped", "another name for looped"),
     },
-    also="auto, the fastest of them",
+    also="auto, the fastest of them; or ray, the same by workers of Ray (an extra)",
     unknown="there is no {kind} {name!r}: use one of {names}",
     given=("model", "loss", "vector", "reuse"),
 )

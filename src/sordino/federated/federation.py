@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Unpack
 
 from torch import nn
@@ -15,10 +16,12 @@ from sordino.data import Sampling
 from sordino.data.partitions import Partition
 from sordino.federated.aggregate import Aggregate, Crowd, OpenMean, PrivateMean
 from sordino.federated.algorithms import Algorithm, algorithm_named
-from sordino.federated.machinery import Machinery, MachineryFor, machinery_for
+from sordino.federated.machinery import Machinery, MachineryFor
+from sordino.federated.machinery import machinery_for as simulation_for
 from sordino.federated.options import FederationOptions, LocalTraining, Means, UserPrivacy
 from sordino.federated.population import Rows
 from sordino.federated.process import FederationPlan, Rounds
+from sordino.federated.ray_pool import joined
 from sordino.federated.setup import (
     Federation,
     check_composition,
@@ -94,7 +97,8 @@ def federate(
         public_examples: under privacy, what passes for a client's number of examples.
         conditions: clients that drop out or are slow.
         patience: how many seconds a client may take before it is left out; without it a round waits.
-        engine: how gradients are computed; ``debug`` trains one client after the other in plain loops.
+        engine: how gradients are computed; ``debug`` trains one client after the other in plain loops, and ``ray`` has
+            workers of Ray train them, with gradients in the fastest way.
         chunk: clients that are stepped together.
         workers: processes that share the work, by default as many as pay; the result is the same.
         store: ``memory``, or ``file``: what clients keep lies in a file beside the checkpoint.
@@ -148,7 +152,7 @@ def begun(
     algorithm: Algorithm | str | None,
     given: Given,
     but: Callable[[Sampling], Sampling] | None = None,
-    machinery_for: MachineryFor = machinery_for,
+    machinery_for: MachineryFor = simulation_for,
 ) -> Iterator[tuple[Rounds, FederationPlan, Recording]]:
     """All that a federation needs but for being conducted. ``but`` leaves clients out at the door, for an audit;
     ``machinery_for`` says where clients are, if not here."""
@@ -179,6 +183,8 @@ def begun(
         )
         terms, delta, wanted = _terms(federation, rounds, who.per_round, who.participation, promised, asked)
         expected = terms.expected_batch if wanted is None else float(wanted)
+        if means.engine == "ray":
+            machinery_for = partial(simulation_for, cluster=stack.enter_context(joined()))
         machinery = machinery_for(federation, recording, expected)
         partition = described_partition(who.partition)
         plan = _plan(federation, terms, delta, expected, partition, machinery, recording)

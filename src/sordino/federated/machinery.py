@@ -14,6 +14,7 @@ from sordino.federated.engines.gradients import Gradients, engine_named
 from sordino.federated.local import OwnLoop
 from sordino.federated.options import Means
 from sordino.federated.pool import Pool
+from sordino.federated.ray_pool import Cluster
 from sordino.federated.rounds import Workplace, made_up_batch
 from sordino.federated.setup import (
     Federation,
@@ -81,14 +82,14 @@ MachineryFor = Callable[[Federation, Recording, float], Machinery]
 
 @dataclass(frozen=True, eq=False)
 class Simulation:
-    """Clients are worked on here: how many of them side by side, and in how many processes."""
+    """Clients are worked on here: how many of them side by side, and in how many processes, or actors of Ray."""
 
     workplace: Workplace
-    engine: str
+    gradients: str  # how they are computed
     chunk: int
     workers: int
     private: bool
-    assumptions = ("this is a simulation: the data of all clients lies on one machine",)
+    cluster: Cluster | None = None
     repeats = True
     sees_rows = True
 
@@ -97,8 +98,17 @@ class Simulation:
         return len(self.workplace.population.examples)
 
     @property
+    def engine(self) -> str:
+        return self.gradients if self.cluster is None else f"{self.gradients} on Ray"
+
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        where = "one machine" if self.cluster is None else "the machines of one Ray cluster"
+        return (f"this is a simulation: the data of all clients lies on {where}",)
+
+    @property
     def kept(self) -> Mapping[str, Any]:
-        return {"engine": self.engine, **({"workers": self.workers} if self.private else {})}
+        return {"engine": self.gradients, **({"workers": self.workers} if self.private else {})}
 
     def store(self, federation: Federation, recording: Recording, stack: ExitStack) -> ClientStore:
         kind, size = federation.means.store, len(federation.vector)
@@ -113,28 +123,38 @@ class Simulation:
         stack: ExitStack,
     ) -> Simulator:
         work, patience = self.workplace.in_turn, federation.means.patience
-        if self.workers > 1 or patience is not None:
+        if self.cluster is not None:
+            model, loss = federation.model, federation.task.per_example
+            crew = self.cluster.actors(self.workplace, self.gradients, model, loss)
+            work = stack.enter_context(Pool(self.workplace, self.workers, patience, crew))
+        elif self.workers > 1 or patience is not None:
             work = stack.enter_context(Pool(self.workplace, self.workers, patience))
         own_rates, conditions = federation.training.own_rates, federation.conditions
         return Simulator(self.workplace, work, store, streams, conditions, wanted, self.chunk, own_rates)
 
 
-def machinery_for(federation: Federation, recording: Recording, expected: float) -> Simulation:
+def machinery_for(
+    federation: Federation, recording: Recording, expected: float, cluster: Cluster | None = None
+) -> Simulation:
     """What was left open, chosen by measurement on made-up rows, or as the interrupted run had chosen.
 
     ``expected`` is how many clients a round has.
     """
     means, vector = federation.means, federation.vector
     if vector.theta.device.type != "cpu":
+        if cluster is not None:
+            raise ValueError("workers of Ray compute on processors: leave out the device, or the engine ray")
         if means.patience is not None or (means.workers or 1) > 1:
             raise ValueError("worker processes cannot share a device: use workers=1 without patience")
         means = replace(means, workers=1)
-    engine, chunk, workplace = workplace_for(federation, recording.chosen("engine", means.engine), expected)
-    gradients = workplace.gradients
+    engine = recording.chosen("engine", means.engine if cluster is None else "auto")
+    engine, chunk, workplace = workplace_for(federation, engine, expected)
     workers = means.workers or recording.chosen("workers", None)
-    if workers is None:
-        workers = _workers(workplace, gradients, vector, chunk, expected)
-    return Simulation(workplace, engine, chunk, workers, federation.private)
+    if workers is None and cluster is not None:
+        workers = min(cluster.processors, math.ceil(expected / chunk))
+    elif workers is None:
+        workers = _workers(workplace, workplace.gradients, vector, chunk, expected)
+    return Simulation(workplace, engine, chunk, workers, federation.private, cluster)
 
 
 def workplace_for(federation: Federation, engine: str, expected: float) -> tuple[str, int, Workplace]:

@@ -1,4 +1,4 @@
-"""Worker processes for the local work of clients. Results come back in the order of the chunks, whoever made them."""
+"""Workers for the local work of clients. Results come back in the order of the chunks, whoever made them."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import pickle
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -21,26 +21,63 @@ from sordino.federated.engines.gradients import threads
 from sordino.federated.rounds import Broadcast, Chunk, Finished, Workplace
 
 
-class Pool:
-    """``workers`` processes, forked, so that model and data are not copied; each works on one chunk at a time.
+class Worker(Protocol):
+    """Works on one chunk at a time, elsewhere."""
 
-    A chunk that is not back after ``patience`` seconds per client is given up: its process is ended and its clients
+    def tell(self, news: Any) -> None:
+        """What the round is about, as its crew has packed it."""
+
+    def give(self, chunk: Chunk) -> None:
+        """Have it begin; OSError if it is gone."""
+
+    def finished(self) -> Finished | None:
+        """What became of the chunk, when it is ready; None if nothing will, because the worker is gone."""
+
+    def end(self) -> None:
+        """At once: a worker holds nothing that is not here."""
+
+
+W = TypeVar("W", bound=Worker)
+
+
+class Crew(Protocol[W]):
+    """Starts workers, and waits for them."""
+
+    @property
+    def threads(self) -> int: ...  # of each worker
+    def packed(self, sent: Broadcast) -> Any: ...
+    def started(self, count: int) -> list[W]: ...
+    def ready(self, busy: list[W], timeout: float | None) -> list[W]:
+        """Those that have something to say, or are gone; after ``timeout`` seconds perhaps nobody."""
+
+
+_AGAIN = 2  # times that a chunk is begun once more because its worker was lost
+
+
+class Pool:
+    """``workers`` that each work on one chunk at a time: processes, forked, or those of another ``crew``.
+
+    A chunk that is not back after ``patience`` seconds per client is given up: its worker is ended and its clients
     are tried once more one by one, so that only those that never return are left out. Without ``patience`` a round
-    waits. A process that dies (out of memory, say) takes its clients out of the round in the same way.
+    waits. A worker that is lost (out of memory, say) is replaced, and its chunk done again, the same; if one is lost
+    each time, the chunk's clients are tried one by one in the same way.
     """
 
-    def __init__(self, workplace: Workplace, workers: int, patience: float | None = None) -> None:
+    def __init__(
+        self,
+        workplace: Workplace,
+        workers: int,
+        patience: float | None = None,
+        crew: Crew[Any] | None = None,
+    ) -> None:
         if workers < 1:
             raise ValueError(f"workers must be at least 1, not {workers}")
-        if "fork" not in multiprocessing.get_all_start_methods():
-            raise ValueError("worker processes need a system that can fork: use workers=1 without patience")
         if patience is not None and not patience > 0:
             raise ValueError(f"patience must be a positive number of seconds, not {patience:g}")
         self._workplace, self._patience = workplace, patience
-        self._threads = max(1, torch.get_num_threads() // workers)
-        self._workers: list[_Worker] = []
-        for _ in range(workers):
-            self._workers.append(self._started())
+        self._crew: Crew[Any] = crew or Forks(workplace, max(1, torch.get_num_threads() // workers))
+        self._posts = [_Post(worker) for worker in self._crew.started(workers)]
+        self._news: Any = None  # what the round is about
 
     def __enter__(self) -> Pool:
         return self
@@ -48,31 +85,31 @@ class Pool:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for worker in self._workers:
-            worker.end()
+        for post in self._posts:
+            post.worker.end()
 
     def __call__(self, chunks: Iterable[Chunk], sent: Broadcast) -> Iterator[Finished]:
         """What becomes of the chunks, in their order; few are under way at a time."""
-        news = _packed(sent)
-        for worker in self._workers:
-            worker.news = news
+        self._news = self._crew.packed(sent)
+        for post in self._posts:
+            post.news = self._news
         source = enumerate(chunks)
-        waiting: deque[_Task] = deque()  # single clients to be tried once more come first
+        waiting: deque[_Task] = deque()  # what is to be done once more comes first
         done: dict[int, list[Finished]] = {}
         taken_apart: dict[int, Chunk] = {}  # whose clients are tried one by one
         following, exhausted = 0, False
         while True:
-            for i, worker in enumerate(self._workers):
-                if worker.task is not None:
+            for post in self._posts:
+                if post.task is not None:
                     continue
                 # Not far ahead of what is awaited: results that wait take memory.
-                if not waiting and not exhausted and len(done) < 2 * len(self._workers):
+                if not waiting and not exhausted and len(done) < 2 * len(self._posts):
                     number, chunk = next(source, (-1, None))
                     exhausted = chunk is None
                     if chunk is not None:
                         waiting.append(_Task(number, chunk))
                 if waiting:
-                    self._workers[i] = self._given(worker, waiting.popleft())
+                    self._give(post, waiting.popleft())
             while parts := done.get(following, []):
                 apart = taken_apart.get(following)
                 if apart is None:
@@ -83,12 +120,16 @@ class Pool:
                     yield self._together(apart, parts, sent)
                 del done[following]
                 following += 1
-            if all(worker.task is None for worker in self._workers):
+            if all(post.task is None for post in self._posts):
                 if exhausted and not waiting:
                     return
                 continue
-            for i, task, finished in self._events():
-                if finished is None and len(task.chunk.clients) > 1:
+            for post, task, finished, lost in self._events():
+                if finished is None:
+                    self._replace(post)
+                if finished is None and lost and task.lost < _AGAIN:
+                    waiting.append(replace(task, lost=task.lost + 1))
+                elif finished is None and len(task.chunk.clients) > 1:
                     # Somebody never came back: each client on its own will tell who.
                     taken_apart[task.number] = task.chunk
                     done[task.number] = []
@@ -98,86 +139,123 @@ class Pool:
                     why = self._workplace.why("never came back")
                     found = finished or Finished.none(task.chunk.clients, why)
                     done.setdefault(task.number, []).append(found)
-                if finished is None:
-                    self._workers[i].end()
-                    self._workers[i] = self._started(news)
 
     def _together(self, chunk: Chunk, alone: list[Finished], sent: Broadcast) -> Finished:
         """With as many threads as a worker has: the same to the last digit."""
         alone.sort(key=lambda part: chunk.clients.index(part.clients[0]))
-        with threads(self._threads):
+        with threads(self._crew.threads):
             return self._workplace.stood_in(chunk, alone, sent)
 
-    def _events(self) -> list[tuple[int, _Task, Finished | None]]:
-        """Wait for something to happen: (worker, its task, what came back or None if nothing will)."""
-        busy = {worker.pipe: (i, worker) for i, worker in enumerate(self._workers) if worker.task is not None}
-        limits = [worker.until for _, worker in busy.values() if worker.until is not None]
+    def _events(self) -> list[tuple[_Post, _Task, Finished | None, bool]]:
+        """Wait for something to happen: (where, its task, what came back or None if nothing will, whether the worker
+        was lost)."""
+        busy = [post for post in self._posts if post.task is not None]
+        limits = [post.until for post in busy if post.until is not None]
         timeout = max(0.0, min(limits) - time.monotonic()) if limits else None
-        found: list[tuple[int, _Task, Finished | None]] = []
-        ready = wait(list(busy), timeout)
-        for pipe, (i, worker) in busy.items():
-            task = worker.task
+        found: list[tuple[_Post, _Task, Finished | None, bool]] = []
+        ready = self._crew.ready([post.worker for post in busy], timeout)
+        for post in busy:
+            task = post.task
             assert task is not None
-            if pipe in ready:
-                try:
-                    finished = _unpacked(pipe.recv_bytes())
-                except (EOFError, OSError):  # the process is gone
-                    finished = None
-                found.append((i, task, finished))
-                worker.task = None
-            elif worker.until is not None and time.monotonic() >= worker.until:
-                found.append((i, task, None))
+            if post.worker in ready:
+                finished = post.worker.finished()
+                found.append((post, task, finished, finished is None))
+                post.task = None
+            elif post.until is not None and time.monotonic() >= post.until:
+                found.append((post, task, None, False))
         return found
 
-    def _given(self, worker: _Worker, task: _Task) -> _Worker:
+    def _give(self, post: _Post, task: _Task) -> None:
         try:
-            worker.give(task, self._patience)
+            post.give(task, self._patience)
         except OSError:  # it died while idle
-            worker.end()
-            worker = self._started(worker.news)
-            worker.give(task, self._patience)
-        return worker
+            self._replace(post)
+            post.give(task, self._patience)
 
-    def _started(self, news: bytes | None = None) -> _Worker:
-        context = multiprocessing.get_context("fork")
-        here, there = context.Pipe()
-        # A fork inherits our ends of all the pipes: it closes them, or nobody would notice when we are gone.
-        ours = [here, *(worker.pipe for worker in self._workers if not worker.pipe.closed)]
-        process = context.Process(
-            target=_serve,
-            args=(there, ours, self._workplace, self._threads),
-            daemon=True,
-            name="sordino-worker",
-        )
-        process.start()
-        there.close()
-        return _Worker(process, here, news)
+    def _replace(self, post: _Post) -> None:
+        post.worker.end()
+        (post.worker,) = self._crew.started(1)
+        post.news, post.task = self._news, None
 
 
 @dataclass(frozen=True, eq=False)
 class _Task:
     number: int
     chunk: Chunk
+    lost: int = 0  # so many workers
 
 
 @dataclass(eq=False)
-class _Worker:
-    process: BaseProcess
-    pipe: Connection[Any, Any]
-    news: bytes | None = None  # what the round is about, if it was not told yet
+class _Post:
+    """A worker, whoever it is by now, and what it is at."""
+
+    worker: Worker
+    news: Any = None  # what the round is about, if it was not told yet
     task: _Task | None = None
     until: float | None = None
 
     def give(self, task: _Task, patience: float | None) -> None:
         if self.news is not None:
-            self.pipe.send_bytes(b"n" + self.news)
-            self.news = None
-        self.pipe.send_bytes(b"c" + _packed(task.chunk))
-        self.task = task
+            self.worker.tell(self.news)
+        self.worker.give(task.chunk)
+        self.news, self.task = None, task
         self.until = None if patience is None else time.monotonic() + patience * len(task.chunk.clients)
 
+
+class Forks:
+    """Processes, forked, so that model and data are not copied."""
+
+    def __init__(self, workplace: Workplace, threads: int) -> None:
+        if "fork" not in multiprocessing.get_all_start_methods():
+            raise ValueError("worker processes need a system that can fork: use workers=1 without patience")
+        self._workplace, self.threads = workplace, threads
+        self._pipes: list[Connection[Any, Any]] = []
+
+    def packed(self, sent: Broadcast) -> bytes:
+        return packed(sent)
+
+    def started(self, count: int) -> list[_Process]:
+        return [self._started() for _ in range(count)]
+
+    def _started(self) -> _Process:
+        context = multiprocessing.get_context("fork")
+        here, there = context.Pipe()
+        # A fork inherits our ends of all the pipes: it closes them, or nobody would notice when we are gone.
+        self._pipes = [here, *(pipe for pipe in self._pipes if not pipe.closed)]
+        process = context.Process(
+            target=_serve,
+            args=(there, self._pipes, self._workplace, self.threads),
+            daemon=True,
+            name="sordino-worker",
+        )
+        process.start()
+        there.close()
+        return _Process(process, here)
+
+    def ready(self, busy: list[_Process], timeout: float | None) -> list[_Process]:
+        pipes = wait([worker.pipe for worker in busy], timeout)
+        return [worker for worker in busy if worker.pipe in pipes]
+
+
+@dataclass(frozen=True, eq=False)
+class _Process:
+    process: BaseProcess
+    pipe: Connection[Any, Any]
+
+    def tell(self, news: bytes) -> None:
+        self.pipe.send_bytes(b"n" + news)
+
+    def give(self, chunk: Chunk) -> None:
+        self.pipe.send_bytes(b"c" + packed(chunk))
+
+    def finished(self) -> Finished | None:
+        try:
+            found: Finished = unpacked(self.pipe.recv_bytes())
+        except (EOFError, OSError):  # the process is gone
+            return None
+        return found
+
     def end(self) -> None:
-        """At once: a worker holds nothing that is not here."""
         self.pipe.close()
         self.process.kill()
         self.process.join()
@@ -196,11 +274,11 @@ def _serve(
         except (EOFError, OSError, KeyboardInterrupt):
             return
         if message[:1] == b"n":
-            news = _unpacked(message[1:])
+            news = unpacked(message[1:])
             continue
         assert news is not None
         try:
-            pipe.send_bytes(_packed(workplace.finished(_unpacked(message[1:]), news)))
+            pipe.send_bytes(packed(workplace.finished(unpacked(message[1:]), news)))
         except (OSError, KeyboardInterrupt):  # nobody is there to take it
             return
 
@@ -214,11 +292,12 @@ class _Pickler(pickle.Pickler):
         return NotImplemented
 
 
-def _packed(value: Any) -> bytes:
+def packed(value: Any) -> bytes:
+    """For a worker, or from one; never of anybody else."""
     buffer = io.BytesIO()
     _Pickler(buffer, protocol=5).dump(value)
     return buffer.getvalue()
 
 
-def _unpacked(message: bytes) -> Any:
+def unpacked(message: bytes) -> Any:
     return pickle.loads(message)
