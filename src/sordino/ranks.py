@@ -147,7 +147,7 @@ class Ranks:
         message, tensors = _unpacked(content)
         if _failure(message):
             self._over = True
-            raise ValueError(message[_FAILED])
+            raise ValueError(f"rank 0: {message[_FAILED]}")
         return message, tensors
 
     def answer(self, work: Callable[[], tuple[Any, Sequence[Tensor]]]) -> None:

@@ -43,7 +43,7 @@ def lead(ranks: Ranks, shares: Shares, facts: Facts) -> None:
         different = sorted(name for name in ours if theirs.get(name) != ours[name])
         if different:
             raise ValueError(
-                f"rank {rank} has other {', '.join(different)} than rank 0: every process is given the same, all rows "
+                f"rank {rank} differs from rank 0 in {', '.join(different)}: give every process the same, all rows "
                 "included (batches are shared out here)"
             )
 
@@ -57,7 +57,7 @@ def follow(ranks: Ranks, shares: Shares, facts: Facts, template: tuple[Any, Any]
         shares.count, shares.engine.microbatch = begin["shares"], begin["microbatch"]
         ours = [shares.theta, *constants_of(shares.engine.model).values()]
         if [each.shape for each in ours] != [each.shape for each in (theta, *constants)]:
-            raise ValueError("its model is another than that of rank 0: every process is given the same")
+            raise ValueError("its model is another than that of rank 0: give every process the same")
         with torch.no_grad():
             for value, told in zip(ours, (theta, *constants), strict=True):
                 value.copy_(told)

@@ -124,9 +124,8 @@ def train(
                 settings_for, data, model, features, (test, holdout), rows_per_user, not_of_tables
             )
             table = data, schema, target, user, rows_per_user
-            resumed = out if resume else None
             complete, before = bounds_for(
-                *table, private_bounds, budget, ledger, data_name, resumed, rehearse
+                *table, private_bounds, budget, ledger, data_name, out if resume else None, rehearse
             )
             loaded = loaded_data(
                 data, classes, features, image_size=image_size, grey=grey, target=target, schema=complete, test=test,
