@@ -33,6 +33,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "quantile": {"method": sd.dp_sgd(learning_rate=0.5, target_quantile=0.5)},
     "users": {"method": sd.dp_sgd(learning_rate=0.5), "groups": torch.arange(240) // 3, "batch_size": 20},
     "dropout": {"method": sd.dp_sgd(learning_rate=0.5), "dropout": 0.2, "show_unprotected": True},
+    "frozen layers": {"method": sd.dp_sgd(learning_rate=0.5), "frozen": True},
     "large batches": {"method": sd.adadp(), "batch_size": 200, "copies": 4},
     "without privacy": {"method": sd.sgd(learning_rate=0.5), "budget": None},
 }
@@ -43,18 +44,19 @@ def rows(count: int = 240) -> Rows:
     return x, (x.sum(1) > 0).long()
 
 
-def network(dropout: float = 0.0) -> nn.Module:
+def network(dropout: float = 0.0, frozen: bool = False) -> nn.Module:
     layers = [nn.Linear(6, 8), nn.ReLU(), *([nn.Dropout(dropout)] if dropout else []), nn.Linear(8, 2)]
     model = nn.Sequential(*layers)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.copy_(torch.linspace(-0.5, 0.5, parameter.numel()).view_as(parameter))
+    layers[0].requires_grad_(not frozen)
     return model
 
 
 def trained(name: str, **more: Any) -> sd.Run:
     settings = {**SETTINGS[name], **more}
-    fresh = network(settings.pop("dropout", 0.0))
+    fresh = network(settings.pop("dropout", 0.0), settings.pop("frozen", False))
     model = settings.pop("model", None) or fresh
     data = settings.pop("data", None) or rows(240 * settings.pop("copies", 1))
     loss = nn.CrossEntropyLoss(reduction="none")
@@ -77,12 +79,14 @@ def every_setting(rank: int, out: Path) -> Any:
     """Rank 1 begins with another model: that of rank 0 is the one that counts."""
     found = {}
     for name, settings in SETTINGS.items():
-        model = network(settings.get("dropout", 0.0))
+        model = network(settings.get("dropout", 0.0), settings.get("frozen", False))
         if rank == 1:
             nn.init.zeros_(next(model.parameters()))
         run = trained(name, model=model, test=rows(40))
         found[name] = [vector(run.model), run.epsilon, run.history, run.certificate["claim"]["stands"]]
-    return found
+    fitted = sd.SordinoClassifier(epsilon=8, delta=1e-3, bounds=(-4, 4), classes=[0, 1], epochs=1)
+    fitted.fit(*(each.numpy() for each in rows()))
+    return {**found, "estimator": [fitted.predict_proba(rows(20)[0].numpy()).tolist(), fitted.epsilon_]}
 
 
 def refused(act: Callable[[], Any]) -> str:
@@ -146,6 +150,13 @@ def a_rank_that_differs(rank: int, out: Path) -> Any:
     def fails_later() -> None:
         trained("dp-sgd", model=_Fails(rank))
 
+    def interrupted_at_work() -> str:
+        try:
+            trained("dp-sgd", model=_Fails(rank, KeyboardInterrupt))
+        except BaseException as error:
+            return f"{type(error).__name__}: {error}"
+        return "nothing happened"
+
     return {
         "shards": refused(lambda: trained("dp-sgd", data=theirs)),
         "threshold": refused(lambda: trained("dp-sgd", method=method)),
@@ -156,22 +167,25 @@ def a_rank_that_differs(rank: int, out: Path) -> Any:
         "refused by rank 0": refused(lambda: trained("dp-sgd", out=__file__ if rank == 0 else None)),
         "a callback that fails": ends_in(ValueError),
         "interrupted": ends_in(KeyboardInterrupt),
+        "interrupted at work": interrupted_at_work(),
         "afterwards": len(trained("dp-sgd").history),
     }
 
 
 class _Fails(nn.Module):
-    """On rank 1, in its third pass over real rows, it writes to a buffer."""
+    """On rank 1, in its third pass over real rows, it writes to a buffer, or raises something."""
 
-    def __init__(self, rank: int) -> None:
+    def __init__(self, rank: int, raises: type[BaseException] | None = None) -> None:
         super().__init__()
-        self.inner, self.rank, self.passes = network(), rank, 0
+        self.inner, self.rank, self.passes, self.raises = network(), rank, 0, raises
         self.register_buffer("seen", torch.zeros(1))
         self.seen: Tensor
 
     def forward(self, x: Tensor) -> Tensor:
         self.passes += len(x) > 5
         if self.rank == 1 and self.passes == 3:
+            if self.raises is not None:
+                raise self.raises
             self.seen.add_(1)
         result: Tensor = self.inner(x)
         return result

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 import torch
 
 from ranks_program import trained
-from sordino.ranks import Ranks, _packed, _unpacked, gathered, processes, refuse_several
+from sordino.ranks import Ranks, _packed, _reason, _unpacked, gathered, processes, refuse_several
 from sordino.vector import ParameterVector
 
 PROGRAM = Path(__file__).with_name("ranks_program.py")
@@ -71,6 +72,14 @@ def test_processes_that_do_not_know_of_each_other_do_not_train(monkeypatch: pyte
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ValueError, match="init_process_group"):
         trained("dp-sgd")
+
+
+def test_errors_that_are_not_ours_are_not_quoted() -> None:
+    """A message of somebody else's code may hold a row."""
+    with pytest.raises(KeyError) as caught:
+        dict[str, int]()["a private value"]
+    assert re.fullmatch(r"it ended with KeyError \(test_ranks.py, line \d+\)", _reason(caught.value))
+    assert _reason(ValueError("what to do")) == "what to do"
 
 
 def check_refused(found: dict[str, Any]) -> None:

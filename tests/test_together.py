@@ -42,6 +42,11 @@ def test_dropout_is_that_of_the_share(found: list[Any]) -> None:
     assert two == found[0]["dropout"][0] != one
 
 
+def test_estimators_fit_in_several_processes(found: list[Any]) -> None:
+    assert found[0]["estimator"] == found[1]["estimator"]
+    assert found[0]["estimator"][1] <= 8
+
+
 def test_more_shares_than_units_are_none_of_anybody() -> None:
     assert trained("dp-sgd", batch_size=2, epochs=0.1, shares=50).epsilon <= 8
 
@@ -90,4 +95,6 @@ def test_what_differs_or_fails_ends_all_of_them_with_one_reason(tmp_path: Path) 
         assert first[what].removeprefix("ValueError: ") in second[what]
     assert first["interrupted"] == "KeyboardInterrupt: halfway"
     assert second["interrupted"].startswith("ValueError: rank 0: it ended with KeyboardInterrupt")
+    assert first["interrupted at work"].startswith("RankLost: another process of this run has ended")
+    assert second["interrupted at work"].startswith("KeyboardInterrupt")
     assert first["afterwards"] == second["afterwards"] == 12  # the group of the user is as it was

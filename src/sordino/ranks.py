@@ -87,7 +87,7 @@ class Ranks:
 
     def __init__(self, rank: int = 0, count: int = 1, group: Any = None) -> None:
         self.rank, self.count, self._group = rank, count, group
-        self._in_between = False  # rank 0 has said something, and not yet heard all the answers
+        self._in_between = False  # something was said, and is not yet answered
         self._over = count == 1
 
     # Rank 0 ----------------------------------------------------------------------------------------------
@@ -148,6 +148,7 @@ class Ranks:
         if _failure(message):
             self._over = True
             raise ValueError(f"rank 0: {message[_FAILED]}")
+        self._in_between = True
         return message, tensors
 
     def answer(self, work: Callable[[], tuple[Any, Sequence[Tensor]]]) -> None:
@@ -161,6 +162,7 @@ class Ranks:
         for vector in vectors:
             with self._connected():
                 dist.send(vector, 0, group=self._group)
+        self._in_between = False
 
     def _answer_failure(self, error: BaseException) -> None:
         self._send_text({_FAILED: _reason(error)})
@@ -171,13 +173,14 @@ class Ranks:
     # How it ends -----------------------------------------------------------------------------------------
 
     def tell(self, error: BaseException) -> None:
-        """Let the others know why this process ends, if they do not."""
+        """Let the others know why this process ends, if they do not. In the middle of something nobody would hear it:
+        they lose the connection."""
         if self._over or self._in_between:
             return
         with suppress(ConnectionError, ValueError):
             if self.rank == 0:
                 self.end({_FAILED: _reason(error)})
-            else:
+            elif isinstance(error, Exception):  # whoever interrupts a process does not want to wait
                 self.hear()
                 self._answer_failure(error)
 
