@@ -120,15 +120,15 @@ class Ranks:
         except Exception as error:  # the others are answering: they are heard out first
             problem = error
         heard = [self._text_from(rank) for rank in range(1, self.count)]
-        total, arrived = torch.zeros(size, dtype=torch.float64), torch.empty(size, dtype=torch.float64)
-        for share in range(shares):
+        arrived = torch.empty(size if self.count > 1 else 0, dtype=torch.float64)
+        total = mine.get(0, arrived)
+        for share in range(1, shares):
             whose = share % self.count
-            if whose == 0:
-                total.add_(mine.get(share, 0.0))
-            elif not _failure(heard[whose - 1]):
+            if whose > 0 and not _failure(heard[whose - 1]):
                 with self._connected():
                     dist.recv(arrived, whose, group=self._group)
-                total.add_(arrived)
+            if problem is None:
+                total.add_(arrived if whose > 0 else mine[share])
         self._in_between = False
         if problem is not None:
             raise problem
