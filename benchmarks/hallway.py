@@ -39,7 +39,9 @@ steps/ftrl.py Ftrl.step
 gate.py Door.__call__
 gate.py Door._release
 gate.py ExampleGate._sums_at Gate._sums_at
-gate.py ExampleGate._readable Gate._readable
+gate.py Shares.sums
+gate.py Shares._of_share
+gate.py Shares._readable Gate._readable
 gate.py Door._noised_gradient
 gate.py Door._noised_answers
 terms.py Terms.charge

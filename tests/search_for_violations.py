@@ -217,7 +217,7 @@ def watched(sums: list[tuple[Tensor, str]]) -> Iterator[None]:
 
 
 def released(gate: Gate, x: Tensor, t: Tensor) -> list[tuple[Tensor, str]]:
-    gate._data, gate.step = as_examples((x, t)), 0
+    gate.shares.examples, gate.step = as_examples((x, t)), 0
     gate.clip_state = gate.clip.start([slot.name for slot in gate.engine.vector.slots])
     sums: list[tuple[Tensor, str]] = []
     with watched(sums):

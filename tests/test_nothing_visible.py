@@ -750,7 +750,7 @@ def leaks(monkeypatch: pytest.MonkeyPatch, how: str) -> None:
     real = ExampleGate._sums_at
 
     def leaky(self: Any, *args: Any) -> Any:
-        largest = float(self._data.take(torch.arange(ROWS))[0].abs().max())
+        largest = float(self.shares.examples.take(torch.arange(ROWS))[0].abs().max())
         if how == "a warning":
             warnings.warn(f"the largest is {largest}", stacklevel=1)
         elif how == "stdout":

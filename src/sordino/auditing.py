@@ -46,6 +46,7 @@ from sordino.privacy.audit import (
     sampled_ratio,
     whitened_ratio,
 )
+from sordino.ranks import refuse_several
 from sordino.runs.progress import TrainingBar
 from sordino.terms import Terms
 
@@ -111,6 +112,7 @@ def audit_gate(
     >>> found.violated, found.audit.bounds[0].epsilon < found.audit.claimed.epsilon
     (False, True)
     """
+    refuse_several("an audit")
     if isinstance(method, str):
         method = method_named(method)
     setting = _setting(

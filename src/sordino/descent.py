@@ -32,6 +32,7 @@ class DescentPlan(RunPlan):
     epochs: float
     batch_size: int
     sampling: str
+    shares: int = 1  # into which a batch is cut
     kind = "run"
     deployment = "central"
 
@@ -63,6 +64,7 @@ class DescentPlan(RunPlan):
             "steps_per_epoch": self.terms.per_epoch,
             "batches": self.terms.steps,
             **({"units_in_no_batch": never} if never else {}),
+            **({"shares": self.shares} if self.shares > 1 else {}),
         }
 
 

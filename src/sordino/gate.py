@@ -16,8 +16,9 @@ import threading
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -33,6 +34,7 @@ from sordino.gradients.calls import where_scores_are
 from sordino.noise import Gaussian, GaussianNoise, Mechanism, Streams
 from sordino.noise.grid import ROUNDING, grid_for
 from sordino.privacy import Ledger
+from sordino.ranks import Ranks, refuse_several
 from sordino.tasks import Task, as_task
 from sordino.terms import Terms
 from sordino.vector import holding
@@ -90,8 +92,15 @@ class Door(ABC):
     unit: str  # of privacy: example or user
 
     def __init__(
-        self, names: Sequence[str], terms: Terms, streams: Streams, ledger: Ledger | None = None
+        self,
+        names: Sequence[str],
+        terms: Terms,
+        streams: Streams,
+        ledger: Ledger | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
+        if ranks is None:  # nobody sees to it that one process releases, and one charge is made
+            refuse_several("a gate")
         if terms.secure and streams.seeded:
             raise ValueError("secure=True takes its randomness from the operating system: leave out the seed")
         terms.check_sensitivity(names)
@@ -248,17 +257,20 @@ class Door(ABC):
     def _unprotected_loss(self) -> float | None:
         return None
 
-    def _with_room(self, norms: Norms) -> Norms:
-        """Norms so much larger that C bounds what a unit can do to a sum *as computed*: rounding of the unit, of the
-        others beside it, and to the grid of the noise. Without noise nothing is promised, and nothing taken."""
-        return norms.raised(ROOM) if self.noise_multiplier else norms
+    @property
+    def room(self) -> float:
+        """By how much norms are raised, so that C bounds what a unit can do to a sum *as computed*: rounding of the
+        unit, of the others beside it, and to the grid of the noise. Without noise nothing is promised, and nothing
+        taken."""
+        return ROOM if self.noise_multiplier else 0.0
 
 
 class ExampleGate(Door):
     """The door with rows for units, or with all the rows of a person: clipped sums of gradients.
 
     ``engine`` computes them, ``members`` says which rows are whose. A model is tried on made-up rows, or on
-    ``template``, before a private row is seen, unless its engine is ready.
+    ``template``, before a private row is seen, unless its engine is ready. Batches are cut into ``shares``, for
+    ``ranks`` to work on.
     """
 
     def __init__(
@@ -270,17 +282,19 @@ class ExampleGate(Door):
         streams: Streams,
         ledger: Ledger | None = None,
         template: tuple[Any, Any] | None = None,
+        shares: int = 1,
+        ranks: Ranks | None = None,
     ) -> None:
-        self.engine, self._data, self._members = engine, examples, members
-        super().__init__([slot.name for slot in engine.vector.slots], terms, streams, ledger)
-        self.unit = members.unit
+        super().__init__([slot.name for slot in engine.vector.slots], terms, streams, ledger, ranks)
+        self.engine, self.unit, self._loss = engine, members.unit, 0.0
+        self.shares = Shares(engine, examples, members, terms.clip, shares, ranks)
         if not engine.ready:
-            self._prepare(template)
+            self.shares.prepare(template)
 
     @property
     def inputs(self) -> Inputs | None:
         """How raw rows became its data, where that is known."""
-        return self._data.inputs
+        return self.shares.examples.inputs
 
     @property
     def theta(self) -> Tensor:
@@ -288,52 +302,150 @@ class ExampleGate(Door):
         return self.engine.vector.theta
 
     def _sums_at(self, at: Tensor | None, vectors: int, numbers: int, step: int) -> tuple[Tensor, Tensor]:
-        totals = torch.zeros(numbers, dtype=torch.float64, device=self.theta.device)
-        state = self.clip_state
+        question = Question(self.clip_state, self.room, vectors, numbers, self._seeds(step))
+        units = self.sampling.units(step, self.units, self.streams)
+        with holding(self.theta, at):
+            sums, totals, self._loss = self.shares.sums(units, question)
+        return sums, totals
+
+    def _unprotected_loss(self) -> float | None:
+        return self._loss / self.expected_batch if self.engine.keep_loss else None
+
+    def _seeds(self, step: int) -> tuple[int, ...]:
+        """For dropout, and augmentation by a data set, from the run's own streams: a replay is the same, and so is a
+        share whoever works on it. None where nothing is drawn."""
+        if not self.shares.draws_randomness:
+            return ()
+        count = self.shares.count
+        purposes = ["model"] if count == 1 else [f"model, share {share}" for share in range(count)]
+        return tuple(self.streams.seed_for(purpose, step) for purpose in purposes)
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is asked about the units of a batch: sums of clipped vectors, and of scalar probes."""
+
+    state: Mapping[str, Any]  # of the clipping policy
+    room: float  # by which norms are raised, so that C bounds what is computed
+    vectors: int
+    numbers: int
+    seeds: Sequence[int]  # of each share; none where nothing is drawn
+
+    def packed(self) -> tuple[dict[str, Any], list[Tensor]]:
+        """As a message, and tensors of the state."""
+        tensors = {name: value for name, value in self.state.items() if isinstance(value, Tensor)}
+        plain = {name: value for name, value in self.state.items() if name not in tensors}
+        return {**vars(self), "state": plain, "tensors": list(tensors)}, list(tensors.values())
+
+    @classmethod
+    def unpacked(cls, message: Mapping[str, Any], tensors: Sequence[Tensor]) -> Question:
+        state = {**message["state"], **dict(zip(message["tensors"], tensors, strict=True))}
+        return cls(state, *(message[name] for name in ("room", "vectors", "numbers", "seeds")))
+
+
+class Shares:
+    """Exact sums over the units of a batch, which is cut into ``count`` shares: all that touches rows, and what cannot
+    release anything. In a run of several processes each of them has one.
+
+    What a share comes to does not depend on who works on it, and shares are added in their order, in doubles: so the
+    sum is a function of the batch and of ``count``. Which unit is in which share follows from its place among those of
+    the step, which is the same in neighbouring data sets. A unit is whole.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        examples: Examples,
+        members: Members,
+        clip: ClippingPolicy,
+        count: int = 1,
+        ranks: Ranks | None = None,
+    ) -> None:
+        self.engine, self.count = engine, count
+        self.examples, self.members, self.clip = examples, members, clip
+        self._ranks = ranks or Ranks()
+
+    @property
+    def theta(self) -> Tensor:
+        return self.engine.vector.theta
+
+    @property
+    def draws_randomness(self) -> bool:
+        return self.engine.draws_randomness or self.examples.may_draw_randomness
+
+    def sums(self, units: np.ndarray[Any, Any], question: Question) -> tuple[Tensor, Tensor, float]:
+        """Sums of vectors [vectors, d], of scalar probes [numbers], and the loss, at the theta there is now."""
+        if self.count == self._ranks.count == 1:
+            return self._of_share(units, question, 0)
+        message, tensors = question.packed()
+        self._ranks.say(message, self.theta, torch.from_numpy(units), *tensors)
+        size = 1 + question.numbers + question.vectors * len(self.theta)
+        total = self._ranks.sum_in_order(self.count, size, partial(self._flat, units, question))
+        loss, numbers, sums = total.to(self.theta.device).split(
+            [1, question.numbers, size - 1 - question.numbers]
+        )
+        return sums.view(question.vectors, -1), numbers, float(loss)
+
+    def answer(self, message: Mapping[str, Any], tensors: Sequence[Tensor]) -> list[Tensor]:
+        """The vectors of the shares of this process, for rank 0."""
+        at, units, *state = tensors
+        self.theta.copy_(at)
+        question = Question.unpacked(message, [each.to(self.theta.device) for each in state])
+        mine = range(self._ranks.rank, self.count, self._ranks.count)
+        return [self._flat(units.numpy(), question, share) for share in mine]
+
+    def _flat(self, units: np.ndarray[Any, Any], question: Question, share: int) -> Tensor:
+        start, stop = (len(units) * end // self.count for end in (share, share + 1))
+        sums, numbers, loss = self._of_share(units[start:stop], question, share)
+        return torch.cat([torch.tensor([loss]).double(), numbers.cpu(), sums.view(-1).cpu().double()])
+
+    def _of_share(
+        self, units: np.ndarray[Any, Any], question: Question, share: int
+    ) -> tuple[Tensor, Tensor, float]:
+        totals = torch.zeros(question.numbers, dtype=torch.float64, device=self.theta.device)
+        state = dict(question.state)
 
         def weigh(norms: Norms) -> Tensor:
-            norms = self._with_room(norms)
-            if numbers:
+            norms = norms.raised(question.room)
+            if question.numbers:
                 totals.add_(self.clip.numbers(norms, state).sum(1))
             return self.clip.weights(norms, state)
 
-        rows, ids = self._members.rows(self.sampling.units(step, self.units, self.streams))
-        with holding(self.theta, at), self._randomness_of(step), warnings.catch_warnings():
+        rows, ids = self.members.rows(units)
+        chance = seeded(question.seeds[share]) if question.seeds else nullcontext()
+        with chance, warnings.catch_warnings():
             if not self.engine.debug:
                 warnings.simplefilter("ignore")  # what a model warns of may be a private row
             inputs, targets, there = self._readable(rows)
-            sums, _ = self.engine.sums(inputs, targets, weigh, count=vectors, groups=ids, there=there)
-        return sums, totals
+            sums, _ = self.engine.sums(
+                inputs, targets, weigh, count=question.vectors, groups=ids, there=there
+            )
+        return sums, totals, self.engine.last_loss
 
     def _readable(self, rows: Tensor) -> tuple[Any, Any, Tensor | None]:
         """Inputs and targets, made-up rows in the place of those that cannot be read; and which can, if not all."""
-        kept, inputs, targets = self._data.take_readable(rows)
+        kept, inputs, targets = self.examples.take_readable(rows)
         if len(kept) == len(rows):
             return *self._on_device((inputs, targets)), None
 
-        whole = self._data.with_made_up((inputs, targets), kept, len(rows))
+        whole = self.examples.with_made_up((inputs, targets), kept, len(rows))
         there = torch.zeros(len(rows), dtype=torch.bool).index_fill_(0, kept, True)
         return *self._on_device(whole), there.to(self.theta.device)
-
-    def _unprotected_loss(self) -> float | None:
-        return self.engine.last_loss / self.expected_batch if self.engine.keep_loss else None
-
-    def _randomness_of(self, step: int) -> AbstractContextManager[None]:
-        """Dropout, and augmentation by a data set, drawn from the run's own stream: a replay is the same."""
-        if not (self.engine.draws_randomness or self._data.may_draw_randomness):
-            return nullcontext()
-        return seeded(self.streams.seed_for("model", step))
 
     def _on_device(self, batch: Any) -> Any:
         device = self.theta.device
         return batch if device.type == "cpu" else tree_map(lambda x: x.to(device, non_blocking=True), batch)
 
-    def _prepare(self, template: tuple[Any, Any] | None) -> None:
+    def prepare(self, template: tuple[Any, Any] | None) -> None:
         """Check the model on made-up rows, so that an unsuitable one is refused before a private row is seen.
 
         No private row is looked at for that, since whether a model runs on it, and how, would be visible.
         """
-        rows = [self._data.template(5), self._data.template(5, ones=True)] if template is None else [template]
+        rows = (
+            [self.examples.template(5), self.examples.template(5, ones=True)]
+            if template is None
+            else [template]
+        )
         problems = []
         for inputs, targets in rows:
             try:

@@ -42,6 +42,7 @@ from sordino.privacy import (
     price,
     tree_release,
 )
+from sordino.ranks import refuse_several
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
@@ -155,6 +156,7 @@ class LeastSquares(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         return checked
 
     def _open(self, features: int) -> None:
+        refuse_several("least squares")
         settings = self._settings(features)
         spent: Ledger | None = getattr(self, "ledger_", None)
         if self.ledger is not None and spent is not None and self.ledger is not spent and spent.charges:

@@ -43,6 +43,7 @@ from sordino.privacy import Guarantee
 from sordino.privacy.audit import Array, gaussian_ratio, sampled_ratio
 from sordino.privacy.loss_distribution import SMALLEST_DELTA
 from sordino.privacy.one_run import LEAST_CANARIES, Coins, OneRun, check_confidence, one_run
+from sordino.ranks import refuse_several
 from sordino.registry import is_whole, said
 from sordino.runs import Run
 from sordino.runs.conductor import conduct
@@ -163,6 +164,7 @@ def audit_run(
     >>> found.found.epsilon < found.found.claimed.epsilon
     True
     """
+    refuse_several("an audit")
     (asked,) = taken(options, audit_run, Options)
     asked.refuse_besides("an audit")
     _check(asked, canaries, see, confidence)

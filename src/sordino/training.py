@@ -14,11 +14,12 @@ from sordino.data import Examples, as_examples
 from sordino.data.sampling import sampling_named
 from sordino.defaults import default_batch_size, default_epochs
 from sordino.descent import Descent, DescentPlan
-from sordino.gate import ExampleGate, Members
+from sordino.gate import ExampleGate, Members, Shares
 from sordino.gradients import Engine, Loss, refuse
 from sordino.methods import Method, method_named
 from sordino.privacy import approximate, compose
-from sordino.registry import is_number, said
+from sordino.ranks import Ranks, gathered
+from sordino.registry import is_number, is_whole, said
 from sordino.runs import Run
 from sordino.runs.conductor import conduct
 from sordino.runs.noisy_metrics import NoisyMetrics
@@ -28,6 +29,7 @@ from sordino.runs.resume import behaviour
 from sordino.runs.spending import Spending
 from sordino.tasks import Task, as_task, evaluate
 from sordino.terms import Terms, check_besides
+from sordino.together import ended, follow, lead
 from sordino.warn import warn
 
 if TYPE_CHECKING:
@@ -50,6 +52,7 @@ def train(
     template: tuple[Any, Any] | None = None,
     public_loss: Callable[[Tensor], Tensor] | None = None,
     microbatch: int | None = None,
+    shares: int | None = None,
     **options: Unpack[RunOptions],
 ) -> Run:
     """Train ``model`` privately on ``data`` and return it with its guarantee.
@@ -71,6 +74,9 @@ def train(
         template: five public rows (inputs, targets), for a model that cannot run on made-up ones.
         public_loss: a term of the loss that is a function of theta alone: a prior, weight decay.
         microbatch: how many rows are worked on at a time; by default measured.
+        shares: into how many parts a batch is cut, for as many processes to work on; by default their number, which is
+            that of the initialised ``torch.distributed`` group. The sum depends on it in its last digits, and on the
+            number of processes not at all.
         budget: `Budget` (epsilon, delta), to which the noise is calibrated, or a pair of numbers.
         noise_multiplier: in its place, with a ``delta``; 0 is no noise, and epsilon infinite. Methods without privacy
             take neither.
@@ -107,30 +113,75 @@ def train(
     >>> run.epsilon <= 3, sorted(run.metrics)
     (True, ['covered'])
     """
-    (asked,) = taken(options, train, Options)
-    task, examples = as_task(loss), as_examples(data)
-    asked = asked.with_inputs_of(examples)
-    refuse(model)  # before any data is touched
-    method = method_named(method) if isinstance(method, str) else method
-    if not isinstance(method, Method):
-        raise ValueError(f"method must be a name or a Method such as adadp(), not {said(method)}")
-    members = Members(len(examples), groups)
-    with recorded(asked, model) as recording:
-        microbatch = recording.chosen("microbatch", microbatch)
-        engine = Engine(model, task.per_example, microbatch=microbatch, keep_loss=asked.show_unprotected)
-        plan = planned_descent(method, members, epochs, batch_size, sampling, recording, len(engine.vector))
-        gate = ExampleGate(engine, examples, members, plan.terms, recording.streams, template=template)
-        noisy = noisy_metrics(model, task, plan, asked)
-        descent = Descent(
-            gate,
-            plan,
-            Spending(plan.terms, plan.delta, asked.accountant, *_besides(asked)),
-            pins=partial(pins_of, examples, members, engine),
-            measure=None if asked.test is None or noisy else partial(evaluate, model, task, asked.test),
-            public_loss=public_loss,
-            counts=None if noisy is None else noisy.release,
-        )
-        return conduct(descent, plan, recording)
+    with gathered() as ranks:
+        (asked,) = taken(options, train, Options)
+        task, examples = as_task(loss), as_examples(data)
+        asked = asked.with_inputs_of(examples)
+        refuse(model)  # before any data is touched
+        method = method_named(method) if isinstance(method, str) else method
+        if not isinstance(method, Method):
+            raise ValueError(f"method must be a name or a Method such as adadp(), not {said(method)}")
+        members = Members(len(examples), groups)
+        if ranks.rank > 0:
+            return _followed(model, task, examples, members, method, asked, template, ranks)
+        with recorded(asked, model) as recording:
+            microbatch = recording.chosen("microbatch", microbatch)
+            engine = Engine(model, task.per_example, microbatch=microbatch, keep_loss=asked.show_unprotected)
+            cut = _shares(shares, recording, ranks)
+            plan = planned_descent(
+                method, members, epochs, batch_size, sampling, recording, len(engine.vector), cut
+            )
+            streams = recording.streams
+            gate = ExampleGate(
+                engine, examples, members, plan.terms, streams, template=template, shares=cut, ranks=ranks
+            )
+            lead(ranks, gate.shares, partial(_in_common, gate.shares, method))
+            noisy = noisy_metrics(model, task, plan, asked)
+            descent = Descent(
+                gate,
+                plan,
+                Spending(plan.terms, plan.delta, asked.accountant, *_besides(asked)),
+                pins=partial(pins_of, examples, members, engine),
+                measure=None if asked.test is None or noisy else partial(evaluate, model, task, asked.test),
+                public_loss=public_loss,
+                counts=None if noisy is None else noisy.release,
+            )
+            return ended(ranks, gate.shares, conduct(descent, plan, recording))
+
+
+def _followed(
+    model: nn.Module,
+    task: Task,
+    examples: Examples,
+    members: Members,
+    method: Method,
+    asked: Options,
+    template: tuple[Any, Any] | None,
+    ranks: Ranks,
+) -> Run:
+    """The part of a process that works for rank 0: it releases, writes and shows nothing."""
+    asked.place(model)
+    engine = Engine(model, task.per_example, keep_loss=asked.show_unprotected)
+    shares = Shares(engine, examples, members, method.clip, ranks=ranks)
+    return follow(ranks, shares, partial(_in_common, shares, method), template)
+
+
+def _in_common(shares: Shares, method: Method, key: bytes) -> Mapping[str, Any]:
+    """What decides about the sums of a share, and must be the same in every process."""
+    return {
+        **pins_of(shares.examples, shares.members, shares.engine, key),
+        "method": method.describe(),
+        "show_unprotected": shares.engine.keep_loss,
+    }
+
+
+def _shares(given: int | None, recording: Recording, ranks: Ranks) -> int:
+    """As told, else as the interrupted run had it, else as many as there are processes."""
+    if given is not None:
+        if not is_whole(given) or given < 1:
+            raise ValueError(f"shares is a whole number of parts of a batch, at least 1, not {said(given)}")
+        return int(given)
+    return ranks.count if recording.saved is None else recording.saved.plan.get("shares", 1)
 
 
 def check_call(
@@ -163,6 +214,7 @@ def planned_descent(
     sampling: str | None,
     recording: Recording,
     parameters: int,
+    shares: int = 1,
 ) -> DescentPlan:
     """What is laid down from public numbers: steps, batches, and the noise they need."""
     units, asked = members.count, recording.asked
@@ -182,7 +234,7 @@ def planned_descent(
         lines=_LOGGED_STEPS,
         parameters=parameters,
         seeded=recording.streams.seeded,
-        assumptions=_assumptions(terms, members.unit, asked),
+        assumptions=_assumptions(terms, members.unit, asked, shares),
         unprotected=_unprotected(asked),
         details=asked.details or {},
         inputs=asked.inputs,
@@ -192,6 +244,7 @@ def planned_descent(
         epochs=outline.epochs,
         batch_size=outline.batch_size,
         sampling=outline.sampling,
+        shares=shares,
     )
 
 
@@ -273,7 +326,7 @@ def pins_of(examples: Examples, members: Members, engine: Engine, key: bytes) ->
     }
 
 
-def _assumptions(terms: Terms, unit: str, asked: Options) -> tuple[str, ...]:
+def _assumptions(terms: Terms, unit: str, asked: Options, shares: int) -> tuple[str, ...]:
     """What a reader of the guarantee must believe."""
     facts = [terms.sampling.assumption]
     never = terms.sampling.never_drawn(terms.units)
@@ -284,6 +337,11 @@ def _assumptions(terms: Terms, unit: str, asked: Options) -> tuple[str, ...]:
         )
     if terms.explanation:
         facts.append(terms.explanation)
+    if shares > 1:
+        facts.append(
+            f"batches were cut into {shares} shares for several processes of the owner's, and what those sent each "
+            "other (which units were in a batch, and exact sums) was seen by nobody else"
+        )
     facts += [
         *asked.assumptions,
         *([] if asked.inputs is None else [f"public: {', '.join(asked.inputs.public)}"]),

@@ -16,6 +16,7 @@ from sordino.cli.node import node
 from sordino.cli.predict import evaluate, export, predict
 from sordino.cli.report import report
 from sordino.cli.reproduce import reproduce
+from sordino.cli.torchrun import hush_all_but_one, refuse_under_torchrun
 from sordino.cli.train import train
 from sordino.cli.tune import tune
 from sordino.cli.verify import verify
@@ -49,6 +50,7 @@ app.add_typer(schema.app, name="schema")
 
 @app.callback(invoke_without_command=True)
 def _version(
+    context: typer.Context,
     version: bool = typer.Option(False, "--version", help="Print the version and stop."),
 ) -> None:
     if version:
@@ -56,10 +58,12 @@ def _version(
 
         print(f"sordino {installed('sordino')}")
         raise typer.Exit
+    refuse_under_torchrun(context.invoked_subcommand)
 
 
 def main() -> None:
     """Exit codes: 0 done, 2 the user can fix it (one line, no traceback), 1 a bug of ours (a traceback)."""
+    hush_all_but_one()
     read = sys.stdout
     try:
         with told_to_end_is_interrupted():

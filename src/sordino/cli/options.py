@@ -104,6 +104,10 @@ Evaluations = Annotated[int, typer.Option(help="How often the test rows are look
 Device = Annotated[
     str | None, typer.Option(help="Where to train, as torch calls it: cpu, cuda. Only the CPU is tested.")
 ]
+Shares = Annotated[
+    int | None,
+    typer.Option(help="Into how many parts a batch is cut, for torchrun; default: its number of processes."),
+]
 
 # Of tables.
 Target = Annotated[str | None, typer.Option(help="The column of a table that is predicted.")]

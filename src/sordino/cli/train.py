@@ -26,6 +26,7 @@ from sordino.cli.common import (
     user_of,
 )
 from sordino.cli.private_bounds import NO_HELD_OUT, bounds_for, check_first, rehearsal
+from sordino.cli.torchrun import joined, own_device, told_to_all
 
 if TYPE_CHECKING:
     from sordino.data import Loaded
@@ -62,6 +63,7 @@ def train(
     seed: given.Seed = None,
     secure: given.Secure = False,
     device: given.Device = None,
+    shares: given.Shares = None,
     evaluations: given.Evaluations = 10,
     out: given.Out = None,
     resume: given.Resume = False,
@@ -78,58 +80,64 @@ def train(
     as_json: given.AsJson = False,
 ) -> None:
     """Train a model privately: a budget goes in; a model, a certificate and a report come out."""
-    budget = budget_of(epsilon, delta, noise_multiplier)
-    check_chance(seed, secure)
-    if resume and out is None:
-        raise ValueError("--resume needs the directory of the run: give it as --out")
+    with joined():
+        with told_to_all():
+            budget = budget_of(epsilon, delta, noise_multiplier)
+            check_chance(seed, secure)
+            if resume and out is None:
+                raise ValueError("--resume needs the directory of the run: give it as --out")
 
-    from sordino.training import train as run_training
+            from sordino.training import train as run_training
 
-    how = _method(method, settings, budget is not None or noise_multiplier is not None)
-    user = user_of(data, unit, user_column, rows_per_user, schema)
-    check_first(
-        data,
-        private_bounds,
-        budget,
-        how,
-        model,
-        (metric_epsilon, unit),
-        (test, holdout),
-        out,
-        resume,
-        signing_key,
-    )
+            how = _method(method, settings, budget is not None or noise_multiplier is not None)
+            user = user_of(data, unit, user_column, rows_per_user, schema)
+            check_first(
+                data,
+                private_bounds,
+                budget,
+                how,
+                model,
+                (metric_epsilon, unit),
+                (test, holdout),
+                out,
+                resume,
+                signing_key,
+            )
 
-    def settings_for(loaded: Loaded, spec: str, before: Before | None) -> dict[str, Any]:
-        folder = run_folder(out, loaded.name)
-        return {
-            **_of_data(loaded, spec, seed, features),
-            "method": how, "epochs": epochs, "batch_size": batch_size, "sampling": sampling,
-            "budget": budget, "noise_multiplier": noise_multiplier, "delta": delta, "accountant": accountant,
-            "before": before, "metric_epsilon": metric_epsilon,
-            "seed": seed, "secure": secure, "device": device,
-            "evaluations": evaluations, "show_unprotected": show_unprotected,
-            "out": folder, "resume": resume, "keep_checkpoint": keep_checkpoint, "progress": True,
-            "data_name": declared_name(data, loaded, data_name, ledger),
-            "ledger": ledger, "rationale": rationale, "signing_key": signing_key,
-            "callbacks": loggers(folder, tensorboard, mlflow),
-        }  # fmt: skip
+            def settings_for(loaded: Loaded, spec: str, before: Before | None) -> dict[str, Any]:
+                folder = run_folder(out, loaded.name)
+                return {
+                    **_of_data(loaded, spec, seed, features),
+                    "method": how, "epochs": epochs, "batch_size": batch_size, "sampling": sampling,
+                    "budget": budget, "noise_multiplier": noise_multiplier, "delta": delta, "accountant": accountant,
+                    "before": before, "metric_epsilon": metric_epsilon,
+                    "seed": seed, "secure": secure, "device": own_device(device), "shares": shares,
+                    "evaluations": evaluations, "show_unprotected": show_unprotected,
+                    "out": folder, "resume": resume, "keep_checkpoint": keep_checkpoint, "progress": True,
+                    "data_name": declared_name(data, loaded, data_name, ledger),
+                    "ledger": ledger, "rationale": rationale, "signing_key": signing_key,
+                    "callbacks": loggers(folder, tensorboard, mlflow),
+                }  # fmt: skip
 
-    not_of_tables = classes, image_size, grey
-    rehearse = rehearsal(settings_for, data, model, features, (test, holdout), rows_per_user, not_of_tables)
-    table = data, schema, target, user, rows_per_user
-    resumed = out if resume else None
-    complete, before = bounds_for(*table, private_bounds, budget, ledger, data_name, resumed, rehearse)
-    loaded = loaded_data(
-        data, classes, features, image_size=image_size, grey=grey, target=target, schema=complete, test=test, user=user,
-        holdout=holdout, rows_per_user=rows_per_user, **({} if metric_epsilon is None else {"whole_test": True}),
-    )  # fmt: skip
-    if metric_epsilon is not None and loaded.test is None:
-        raise ValueError(NO_HELD_OUT)
-    asked = settings_for(loaded, model or model_for(loaded, features), before)
-    groups = loaded.users if unit == "user" else None
-    run = partial(run_training, loss=task_for(loaded), data=loaded.train, groups=groups, **asked)
-    run_and_show(asked["out"], as_json, run, lambda done: [*_lines(done), *_not_looked_at(loaded, data)])
+            not_of_tables = classes, image_size, grey
+            rehearse = rehearsal(
+                settings_for, data, model, features, (test, holdout), rows_per_user, not_of_tables
+            )
+            table = data, schema, target, user, rows_per_user
+            complete, before = bounds_for(
+                *table, private_bounds, budget, ledger, data_name, out if resume else None, rehearse
+            )
+            loaded = loaded_data(
+                data, classes, features, image_size=image_size, grey=grey, target=target, schema=complete, test=test,
+                user=user, holdout=holdout, rows_per_user=rows_per_user,
+                **({} if metric_epsilon is None else {"whole_test": True}),
+            )  # fmt: skip
+            if metric_epsilon is not None and loaded.test is None:
+                raise ValueError(NO_HELD_OUT)
+            asked = settings_for(loaded, model or model_for(loaded, features), before)
+            groups = loaded.users if unit == "user" else None
+            run = partial(run_training, loss=task_for(loaded), data=loaded.train, groups=groups, **asked)
+        run_and_show(asked["out"], as_json, run, lambda done: [*_lines(done), *_not_looked_at(loaded, data)])
 
 
 def _method(name: str, settings: list[str] | None, has_budget: bool) -> Method:

@@ -22,6 +22,7 @@ from sordino.data.schema import Column, Schema, TargetColumn
 from sordino.privacy.budget import check_delta, check_epsilon
 from sordino.privacy.counts import check_installed, noisy_counts, noisy_values
 from sordino.privacy.events import approximate
+from sordino.ranks import refuse_several
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -108,6 +109,7 @@ def private_bounds(
         pay: Counts it.
         rows_per_user: If the unit of privacy is a user.
     """
+    refuse_several("estimating bounds")
     epsilon, delta = check_epsilon(epsilon), check_delta(delta)
     numbers, categories = missing_columns(schema)
     if any(each.what == "kind" for each in schema.missing()):

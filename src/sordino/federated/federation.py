@@ -34,6 +34,7 @@ from sordino.federated.setup import (
 from sordino.federated.user_level import UserGate
 from sordino.gradients import Loss, refuse
 from sordino.noise import Gaussian, Streams
+from sordino.ranks import refuse_several
 from sordino.registry import is_whole, said
 from sordino.runs import Run
 from sordino.runs.conductor import conduct
@@ -156,6 +157,7 @@ def begun(
 ) -> Iterator[tuple[Rounds, FederationPlan, Recording]]:
     """All that a federation needs but for being conducted. ``but`` leaves clients out at the door, for an audit;
     ``machinery_for`` says where clients are, if not here."""
+    refuse_several("a federation")
     asked, training, promised, means = given.asked, given.training, given.promised, given.means
     refuse(model)  # before any data is touched
     task, private = as_task(loss), asked.wants_privacy

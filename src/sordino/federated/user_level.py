@@ -55,7 +55,7 @@ class UserGate(Door):
             if not part.fine:
                 continue
             sent_UD = _rows(part, self._names)
-            norms = self._with_room(_norms(sent_UD, self._names))
+            norms = _norms(sent_UD, self._names).raised(self.room)
             if part.answers is None:
                 answers = self.clip.numbers(norms, self.clip_state)
                 weights = self.clip.weights(norms, self.clip_state)

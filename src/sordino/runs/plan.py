@@ -34,6 +34,7 @@ SAID_BY_THE_RUN = frozenset(
         "peak_memory_mib",
         "seconds_and_memory",
         "microbatch",
+        "shares",
         "workers",
         "clients_with_state",
         "covered",

@@ -60,20 +60,20 @@ def check_same_plan(saved: dict[str, Any], now: dict[str, Any]) -> None:
 _CONSTANTS = "constants.safetensors"
 
 
-def _constants(model: nn.Module) -> dict[str, Tensor]:
+def constants_of(model: nn.Module) -> dict[str, Tensor]:
     """What training does not move, frozen parameters and buffers, but releases depend on."""
     trained = {id(p) for p in model.parameters() if p.requires_grad}
     return {name: t for name, t in model.state_dict(keep_vars=True).items() if id(t) not in trained}
 
 
 def save_constants(model: nn.Module, directory: RunDirectory) -> None:
-    constants = {name: value.detach() for name, value in _constants(model).items()}
+    constants = {name: value.detach() for name, value in constants_of(model).items()}
     Checkpoint({"constants": constants}).save(directory.checkpoint_folder, _CONSTANTS)
 
 
 def restore_constants(model: nn.Module, directory: RunDirectory) -> None:
     found = Checkpoint.load(directory.checkpoint_folder, _CONSTANTS)
-    now = _constants(model)
+    now = constants_of(model)
     if found is None or {n: t.shape for n, t in now.items()} != {
         n: t.shape for n, t in found.state["constants"].items()
     }:

@@ -13,6 +13,7 @@ from sordino.gate import Members
 from sordino.gradients import Loss, refuse
 from sordino.methods import Method
 from sordino.privacy.selection import Stopping
+from sordino.ranks import refuse_several
 from sordino.runs import Run
 from sordino.runs.options import Options, RunOptions, taken
 from sordino.tasks import Task, as_task
@@ -89,6 +90,7 @@ def tune(
     >>> run.epsilon <= 3, len(run.summary["tuning"]["table"])
     (True, 2)
     """
+    refuse_several("tuning")
     (asked,) = taken(options, tune, Options)
     asked.refuse_besides("tuning")
     _check(asked, stopping, groups, score_groups)
