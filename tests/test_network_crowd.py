@@ -42,6 +42,27 @@ def test_a_node_comes_back_as_who_it_was_or_not_at_all() -> None:
         Roll([Place("a", 1, 3, 30)], bound=True).returned(Place("a", 2, 3, 30))
 
 
+def test_answers_that_came_early_wait_for_their_turn_as_far_as_memory_allows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Answers come in the reverse order of the nodes; sums of floats in either order are the same but for rounding."""
+    import sordino.network.crowd as module
+
+    def trained() -> tuple[torch.Tensor, list[int]]:
+        model, order = fresh_model(), []
+        given: Any = {"rounds": 1, "per_round": 12, "seed": 1, "inputs": DIGITS.inputs, "algorithm": "fedavg"}
+        given["callbacks"] = [lambda seen: order.extend(seen.participants)]
+        federate_across(across(MemoryLink(nodes_in(tmp_path))), model, "mlp:16", **given)
+        return weights_of(model), order
+
+    weights, order = trained()
+    assert order == sorted(order)
+    monkeypatch.setattr(module, "_AHEAD", 1)
+    other, order = trained()
+    assert order == [*range(9, 12), *range(6, 9), *range(3, 6), *range(3)]
+    assert torch.allclose(weights, other, rtol=1e-5, atol=1e-7)
+
+
 def _malformed(answer: bytes, chance: random.Random) -> bytes | None:
     header, vectors = unpacked(answer, len(answer))
     kind = chance.randrange(5)

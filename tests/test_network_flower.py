@@ -195,6 +195,14 @@ def test_nodes_whose_keys_are_not_known_are_not_there() -> None:
     assert GridLink(grid, keys=frozenset({b"mine"})).nodes() == [1]
 
 
+def test_answers_are_fetched_as_many_at_a_time_as_memory_allows() -> None:
+    from sordino.network.flower.link import _in_parts
+
+    waiting = {"a": 1, "b": 2, "c": 3}
+    assert _in_parts(waiting, {1: 10, 2: 10, 3: 10}) == [["a", "b", "c"]]
+    assert _in_parts(waiting, {1: 1 << 27, 2: 1 << 27, 3: 1 << 29}) == [["a", "b"], ["c"]]
+
+
 # Kills, for `make soak`
 
 KILLS: dict[str, list[object]] = {

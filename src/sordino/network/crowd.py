@@ -41,6 +41,7 @@ from sordino.noise import Streams
 Numbers = npt.NDArray[np.int64]
 
 PATIENCE = 600.0  # seconds that a round waits for nodes, if nobody says otherwise
+_AHEAD = 1 << 26  # numbers that wait for their turn, 256 MB: more are added up as they come
 _ROWS = 1 << 50  # of a node, at most
 _LARGEST = 1e12  # number that a client may send: sums of larger ones overflow
 
@@ -55,7 +56,7 @@ class Link(Protocol):
         self, questions: Mapping[int, bytes], shared: bytes, most: Mapping[int, int], patience: float
     ) -> Iterator[tuple[int, bytes | None]]:
         """Answers as they come, None of a node that has none; ends when all are there, or patience is. ``shared`` goes
-        to all. Of an answer with more bytes than ``most`` no more is read."""
+        to all. An answer has at most so many bytes, or it will be refused."""
 
 
 @dataclass(frozen=True)
@@ -195,22 +196,22 @@ class Distant:
         return chosen, {}
 
     def finished(self, there: Numbers, sent: Broadcast) -> Iterator[Finished]:
-        """What clients send, node by node in the order of the roll, whoever was first."""
+        """What clients send, node by node in the order of the roll whoever was first, as far as memory allows."""
         parts = self.roll.by_place(sorted(there.tolist()))
         self._look_for_the_absent(parts)
-        early: dict[int, Finished] = {}
-        due = iter(sorted(parts))
-        following = next(due, None)
         if self.wanted is not None:
             taken = self._first_ones(self._asked(parts, sent), parts)
             yield from (self._staged(taken[place], sent) for place in sorted(taken))
             return
+        early: dict[int, Finished] = {}
+        due = sorted(parts)
         for place, part in self._asked(parts, sent):
             early[place] = part
-            while following in early:
+            while early and (due[0] in early or _numbers_in(early) > _AHEAD):
+                following = due[0] if due[0] in early else min(early)
+                due.remove(following)
                 yield self._staged(early.pop(following), sent)
-                following = next(due, None)
-        assert following is None
+        assert not due
 
     def _first_ones(
         self, parts: Iterator[tuple[int, Finished]], asked: Mapping[int, list[int]]
@@ -375,6 +376,10 @@ def goodbye(link: Link, roll: Roll, federation: str, patience: float) -> None:
     questions = {node: packed({**farewell, "nonce": secrets.token_hex(16)}, {}) for node in nodes}
     for _ in link.ask(questions, b"", dict.fromkeys(nodes, HEADER), patience):
         pass
+
+
+def _numbers_in(parts: Mapping[int, Finished]) -> int:
+    return sum(vector.numel() for part in parts.values() for vector in part.sent.values())
 
 
 def _shared(sent: Broadcast) -> bytes:

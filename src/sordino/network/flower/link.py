@@ -18,6 +18,7 @@ LOST = (
     ConnectionError,
 )  # what a grid raises when its SuperLink is gone
 _POLL = (0.05, 0.5)  # seconds between looks for answers: the first, and the longest
+_AT_ONCE = 1 << 28  # bytes of answers
 _SPARE = 60.0  # seconds that a message lives longer than it is waited for
 
 
@@ -50,7 +51,7 @@ class GridLink:
         end, left = time.monotonic() + patience, dict(questions)
         while left and time.monotonic() < end:
             try:
-                for node, answer in self._answers(left, shared, end):
+                for node, answer in self._answers(left, shared, most, end):
                     del left[node]
                     yield node, answer
                 return
@@ -63,7 +64,7 @@ class GridLink:
         self._grid = self._renewed()
 
     def _answers(
-        self, questions: Mapping[int, bytes], shared: bytes, end: float
+        self, questions: Mapping[int, bytes], shared: bytes, most: Mapping[int, int], end: float
     ) -> Iterator[tuple[int, bytes | None]]:
         lives = end - time.monotonic() + _SPARE
         messages = [
@@ -75,14 +76,28 @@ class GridLink:
         yield from ((node, None) for node in set(questions) - set(waiting.values()))
         pause = _POLL[0]
         while waiting and time.monotonic() < end:
-            replies = list(self._grid.pull_messages(list(waiting)))
-            for reply in replies:
-                node = waiting.pop(reply.metadata.reply_to_message_id, None)
-                if node is not None:
-                    yield node, _answer_of(reply, node)
-            pause = _POLL[0] if replies else min(_POLL[1], 1.5 * pause)
+            pause = min(_POLL[1], 1.5 * pause)
+            for some in _in_parts(waiting, most):
+                for reply in self._grid.pull_messages(some):
+                    node = waiting.pop(reply.metadata.reply_to_message_id, None)
+                    if node is not None:
+                        pause = _POLL[0]
+                        yield node, _answer_of(reply, node)
             if waiting:
                 time.sleep(pause)
+
+
+def _in_parts(waiting: Mapping[str, int], most: Mapping[int, int]) -> list[list[str]]:
+    """Messages that may be fetched at once: all of them are in memory then."""
+    parts: list[list[str]] = [[]]
+    size = 0
+    for number, node in waiting.items():
+        size += most[node]
+        if parts[-1] and size > _AT_ONCE:
+            parts.append([])
+            size = most[node]
+        parts[-1].append(number)
+    return parts
 
 
 def _answer_of(reply: Message, node: int) -> bytes | None:
