@@ -100,6 +100,23 @@ def test_code_that_the_server_names_is_not_run_unless_it_is_trusted(tmp_path: Pa
     assert not (tmp_path / "ran").exists()
 
 
+@pytest.mark.parametrize("where", ["features", "an embedding"])
+def test_features_that_the_server_names_are_not_loaded_unless_they_are_trusted(
+    where: str, tmp_path: Path
+) -> None:
+    (tmp_path / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\ndef net(rows): return rows")
+    inputs = ORDERS.to_json()["inputs"]
+    name = f"{tmp_path / 'evil.py'}:net"
+    bad = (
+        {**inputs, "features": {"name": name}}
+        if where == "features"
+        else {**inputs, "columns": [{"embedding": name}]}
+    )
+    answer = asked(nodes_in(tmp_path)[100], orders={**ORDERS.to_json(), "inputs": bad})
+    assert "does not trust" in answer["why"]
+    assert not (tmp_path / "ran").exists()
+
+
 @pytest.mark.parametrize(
     "change",
     [

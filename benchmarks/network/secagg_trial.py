@@ -1,4 +1,4 @@
-"""Can Flower's SecAgg+ carry the sums of a private federation? Its own workflow and mod, tried on vectors of norm C = 1.
+"""Can Flower's SecAgg+ carry the sums of a private federation? Its own workflow and mod, on vectors of norm C = 1.
 
 Nodes live in this process and messages cross as protobuf, so that bytes are those of the wire; nothing sleeps, so that
 seconds are those of the work. ``--simulation`` does one round in Flower's simulation engine (Ray) as well. A vector
@@ -6,7 +6,8 @@ stands for what a node would send: the sum of its clients' clipped updates.
 
     FLWR_TELEMETRY_ENABLED=0 FLWR_HOME=/tmp/flwr python benchmarks/network/secagg_trial.py --simulation
 
-The search for a mask's seed goes through 2^BITS of the 2^32 seeds (``--bits 32`` for all): the block the right one is in.
+The search for a mask's seed goes through 2^BITS of the 2^32 seeds: the block the right one is in (``--bits 32`` for
+all of them, and with no help).
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from typing import Any
 import flwr.compat.common.recorddict_compat as compat
 import numpy as np
 import numpy.typing as npt
-from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
+from flwr.app import Context, Error, Message, RecordDict
 from flwr.client.mod import secaggplus_mod
 from flwr.clientapp import ClientApp
 from flwr.common import (
@@ -65,7 +66,7 @@ LABEL = "clinic-7"  # a metric that a client adds to its answer
 def vector_of(place: int, size: int, kind: str = "spread") -> Vector:
     """What a node sends, of norm 1: spread over all coordinates, or all of it in the first."""
     if kind == "first":
-        return np.eye(1, size)[0]
+        return np.asarray(np.eye(1, size)[0])
     drawn = np.random.default_rng(place).standard_normal(size)
     return np.asarray(drawn / np.linalg.norm(drawn) * (1 - 1e-12))
 
@@ -103,15 +104,23 @@ def lying(add: Vector, weight: int = 0) -> Callable[..., Any]:
 
 
 class Nodes:
-    """A grid whose nodes are here. ``lost`` says who gives no answer in which stage (or one that comes too late)."""
+    """A grid whose nodes are here. ``lost`` says who gives no answer in which stage (or one that comes too late).
+
+    With ``greedy`` nodes are told in the last stage that this one is there, and that it is gone.
+    """
 
     def __init__(
-        self, count: int, secure: bool = True, lost: tuple[int, str] | None = None, liar: Any = None
+        self,
+        count: int,
+        secure: bool = True,
+        lost: tuple[int, str] | None = None,
+        liar: Any = None,
+        greedy: int | None = None,
     ) -> None:
         self.run = SimpleNamespace(run_id=1)
         TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 0
         numbers = np.random.default_rng(5).permutation(count) + 1000
-        self.apps, self.contexts, self.lost = {}, {}, lost
+        self.apps, self.contexts, self.lost, self.greedy = {}, {}, lost, greedy
         for place, number in enumerate(numbers.tolist()):
             self.contexts[number] = Context(1, number, {"partition-id": place}, RecordDict(), {})
             mods = [*([liar] if liar and place == 0 else []), *([secaggplus_mod] if secure else [])]
@@ -120,6 +129,11 @@ class Nodes:
         self.up: dict[int, int] = defaultdict(int)
         self.seen: list[tuple[int, str, Any]] = []  # all that a server or a SuperLink could keep
         self.errors: list[str] = []
+
+    def number_of(self, place: int | None) -> int:
+        return next(
+            node for node, context in self.contexts.items() if context.node_config["partition-id"] == place
+        )
 
     def get_node_ids(self) -> list[int]:
         return list(self.apps)
@@ -133,6 +147,9 @@ class Nodes:
             message = message_from_proto(data)
             records = message.content.config_records
             stage = str(records[SECAGG]["stage"]) if SECAGG in records else ""
+            spied = self.greedy is not None and stage == "unmask"
+            if spied:
+                records[SECAGG]["dead_nids"] = [self.number_of(self.greedy)]
             try:
                 reply = self.apps[node](message, self.contexts[node])
             except Exception as error:  # as a node does
@@ -143,6 +160,10 @@ class Nodes:
             self.up[node] += data.ByteSize()
             reply = message_from_proto(data)
             self.seen.append((node, stage, reply))
+            if spied and not reply.has_error():  # the workflow gets what it asked for, and notices nothing
+                reply = message_from_proto(data)
+                said = reply.content.config_records[SECAGG]
+                said["nids"], said["shares"] = said["nids"][:-1], said["shares"][:-1]
             place = self.contexts[node].node_config["partition-id"]
             if self.lost != (place, stage):
                 replies.append(reply)
@@ -387,23 +408,23 @@ def first_outputs(seeds: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
     return out
 
 
-def late_vector(nodes: int, size: int, bits: int) -> None:
-    """A masked vector that comes too late is kept, the protocol goes on as written, and one mask is left: 32 bits."""
-    print("\n## A masked vector that came too late\n")
-    how = best(nodes)
-    grid, listener = Nodes(nodes, lost=(2, "collect_masked_vectors")), Listener(size)
-    one_round(grid, listener, secagg(**how))
-    victim = next(node for node, context in grid.contexts.items() if context.node_config["partition-id"] == 2)
-    keys, shares, masked, weight = {}, [], [], 0
-    for node, stage, reply in grid.seen:  # nothing else is used below
+def without_pairs(grid: Nodes, victim: int) -> tuple[list[Any], int, list[bytes]]:
+    """A node's masked vector without its pairwise masks, its weight, and shares of its own mask's seed.
+
+    From nothing but what crossed.
+    """
+    keys, shares, seeds, masked, weight = {}, [], [], [], 0
+    for node, stage, reply in grid.seen:
         said = reply.content.config_records[SECAGG]
         if stage == "setup":
             keys[node] = said["pk1"]
         elif stage == "collect_masked_vectors" and node == victim:
             masked = [bytes_to_ndarray(each) for each in said["masked_params"]]
             weight = compat.recorddict_to_fitres(reply.content, keep_input=True).num_examples
-        elif stage == "unmask" and node != victim:
-            shares += [s for owner, s in zip(said["nids"], said["shares"], strict=True) if owner == victim]
+        elif stage == "unmask":
+            own = [s for owner, s in zip(said["nids"], said["shares"], strict=True) if owner == victim]
+            shares += own[-1:]  # of its key
+            seeds += own[:-1]
     secret = bytes_to_private_key(combine_shares(shares))
     shapes = [each.shape for each in masked]
     for node, key in keys.items():
@@ -411,6 +432,33 @@ def late_vector(nodes: int, size: int, bits: int) -> None:
             pair = pseudo_rand_gen(generate_shared_key(secret, bytes_to_public_key(key)), MODULUS, shapes)
             sign = -1 if victim > node else 1
             masked = [(each + sign * mask) % MODULUS for each, mask in zip(masked, pair, strict=True)]
+    return masked, weight, seeds
+
+
+def greedy_server(nodes: int, size: int) -> None:
+    """A server that says of a node both that it is there and that it is gone gets both of its masks."""
+    print("\n## A server that asks for both masks of a node\n")
+    how = best(nodes)
+    grid, listener = Nodes(nodes, greedy=2), Listener(size)
+    one_round(grid, listener, secagg(**how))
+    masked, _, seeds = without_pairs(grid, grid.number_of(2))
+    mask = pseudo_rand_gen(combine_shares(seeds), MODULUS, [each.shape for each in masked])
+    found = dequantize([(masked[1] - mask[1]) % MODULUS], how["clipping_range"], how["quantization_range"])[0]
+    off = np.linalg.norm(found - vector_of(2, size))
+    print(
+        f"- {len(grid.errors)} of {nodes} nodes refuse; it has the node's own vector, off by {off:.1e}, its rounding"
+    )
+
+
+def late_vector(nodes: int, size: int, bits: int) -> None:
+    """A masked vector that comes too late is kept, the protocol goes on as written, and one mask is left: 32 bits."""
+    print("\n## A masked vector that came too late\n")
+    how = best(nodes)
+    grid, listener = Nodes(nodes, lost=(2, "collect_masked_vectors")), Listener(size)
+    one_round(grid, listener, secagg(**how))
+    victim = grid.number_of(2)
+    masked, weight, _ = without_pairs(grid, victim)
+    shapes = [each.shape for each in masked]
     # The weight is known, since it came in the clear: so is the first number of the mask that is left.
     known = np.uint32(
         (int(masked[0][0]) - round(weight / how["max_weight"] * how["quantization_range"])) % MODULUS
@@ -442,7 +490,7 @@ def late_vector(nodes: int, size: int, bits: int) -> None:
         f"- found the node's own vector, of norm {np.linalg.norm(found):.4f}; off by {off:.1e}, its rounding"
     )
     print(
-        f"- after {searched:,} seeds in {seconds:.0f} s: all 2^32 take {seconds / searched * 2**32 / 60:.0f} minutes"
+        f"- after {searched:,} seeds in {seconds:.1f} s: all 2^32 take {seconds / searched * 2**32 / 60:.0f} minutes"
     )
     print(f"- seeds of pairwise masks differ in {pair_bits()} bits")
 
@@ -454,23 +502,28 @@ def simulation(nodes: int, size: int) -> None:
     from flwr.simulation import run_simulation
 
     print("\n## In Flower's simulation engine\n")
-    listener = Listener(size)
-    seconds = []
-    server = ServerApp()
+    for name, mods, workflow in (
+        ("without", [], default_fit_workflow),
+        ("SecAgg+", [secaggplus_mod], secagg(**best(nodes))),
+    ):
+        listener, seconds, server = Listener(size), [], ServerApp()
 
-    def main(grid: Any, context: Any) -> None:
-        with suppress(TypeError):
-            secagg()(grid, context)
-            raise AssertionError("takes a plain Context")
-        seconds.append(one_round(grid, listener, secagg(**best(nodes))))
+        def main(
+            grid: Any, context: Any, say: Any = listener, flow: Any = workflow, into: list[float] = seconds
+        ) -> None:
+            try:
+                flow(grid, context)
+            except TypeError:  # of a plain Context, as a message-based ServerApp has it
+                into += [one_round(grid, say, flow) for _ in range(2)]
 
-    server.main()(main)
-    run_simulation(
-        server, client_app([secaggplus_mod]), nodes, backend_config={"client_resources": {"num_cpus": 1}}
-    )
-    exact = sum((vector_of(place, size) for place in range(nodes)), np.zeros(size))
-    off = np.linalg.norm(listener.total - exact)
-    print(f"- {nodes} nodes, {size:,} numbers: error in norm {off:.1e}, {seconds[0]:.1f} s a round")
+        server.main()(main)
+        cores = {"client_resources": {"num_cpus": 1}}
+        run_simulation(server, client_app(mods), nodes, backend_config=cores)
+        print(f"- {name}: {nodes} nodes, {size:,} numbers, {seconds[1]:.1f} s for the second round", end="")
+        if mods:
+            exact = sum((vector_of(place, size) for place in range(nodes)), np.zeros(size))
+            print(f", error in norm {np.linalg.norm(listener.total - exact):.1e}", end="")
+        print()
 
 
 def main() -> None:
@@ -491,6 +544,7 @@ def main() -> None:
     in_the_clear(given.nodes, given.sizes[0])
     overflow(given.nodes, given.sizes)
     lies(given.nodes, given.sizes[0])
+    greedy_server(given.nodes, given.sizes[0])
     late_vector(given.nodes, given.sizes[0], given.bits)
     if given.simulation:
         simulation(given.nodes, given.sizes[0])

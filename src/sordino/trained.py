@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from sordino.data import Examples, as_examples, tree_map
 from sordino.data.inputs import Inputs, Target, inputs_from_json
+from sordino.features.featured import names_of_features
 from sordino.features.featured import runs_code as features_run_code
 from sordino.gradients import call_model, evaluating
 from sordino.models import build_model
@@ -258,26 +259,13 @@ def _inputs(path: Path, trust_code: bool) -> Inputs | None:
         said = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ValueError(f"{path} cannot be read ({error}): put it back as it was") from None
-    for name in _names_of_features(said):
+    for name in names_of_features(said):
         if features_run_code(name) and not trust_code:
             raise _refused("features", name)
     try:
         return inputs_from_json(said)
     except ValueError as error:
         raise ValueError(f"{path} cannot be read ({error}): put it back as it was") from None
-
-
-def _names_of_features(said: Any) -> Iterator[str]:
-    """Everything in it by which features are looked up, however deep."""
-    if isinstance(said, list):
-        for each in said:
-            yield from _names_of_features(each)
-    if isinstance(said, dict):
-        features = said.get("features")
-        named = features.get("name") if isinstance(features, dict) else None
-        yield from (name for name in (named, said.get("embedding")) if isinstance(name, str))
-        for each in said.values():
-            yield from _names_of_features(each)
 
 
 def _refused(what: str, name: str) -> ValueError:

@@ -51,6 +51,19 @@ def features_named(text: str) -> Frozen | None:
     raise ValueError(FEATURES.unknown(text))
 
 
+def names_of_features(said: Any) -> Iterator[str]:
+    """Everything in it by which features are looked up, however deep."""
+    if isinstance(said, list):
+        for each in said:
+            yield from names_of_features(each)
+    if isinstance(said, dict):
+        features = said.get("features")
+        named = features.get("name") if isinstance(features, dict) else None
+        yield from (name for name in (named, said.get("embedding")) if isinstance(name, str))
+        for each in said.values():
+            yield from names_of_features(each)
+
+
 def runs_code(text: str) -> bool:
     """Whether `features_named` would run code that the name chooses.
 

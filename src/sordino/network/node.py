@@ -23,6 +23,7 @@ from torch import Tensor
 from sordino.data.inputs import Inputs
 from sordino.data.sources import Examples
 from sordino.data.table import Table
+from sordino.features.featured import names_of_features
 from sordino.federated.algorithms import Round
 from sordino.federated.machinery import workplace_for
 from sordino.federated.options import Means
@@ -47,6 +48,7 @@ from sordino.network.wire import (
 from sordino.vector import ParameterVector
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_HARMLESS = ("none", "scattering")
 _BLOCK = 1 << 14  # rows that are looked at together
 MOST_CLIENTS = 1 << 20  # of a message
 
@@ -161,8 +163,16 @@ class Node:
 
     def _desk_for(self, told: dict[str, Any]) -> _Desk:
         if self._desk is None or told != self._told:
+            self._check_features(told)
             self._desk, self._told = self._prepared(Orders.from_json(told)), told
         return self._desk
+
+    def _check_features(self, told: dict[str, Any]) -> None:
+        """Before anything is made of them: features that are code are code, and those that are models are files."""
+        if any(name not in _HARMLESS for name in names_of_features(told)) and not self.settings.trust_code:
+            raise Refused(
+                "features that have to be loaded, which the owner of this node does not trust (trust-code)"
+            )
 
     def _prepared(self, orders: Orders) -> _Desk:
         if orders.clip is None and self.settings.only_private:

@@ -19,7 +19,7 @@ from sordino.network.flower.superlink import SuperLink, linked, node_keys, unrea
 _TRUST = (
     "clients are on nodes across a network and clip what they send; the server that adds it up and makes the noise "
     "sees each client's clipped update, and is trusted with it",
-    "how many clients and how many rows each node has is public",
+    "how many clients and how many rows each node has is public, and nobody is a client of two nodes",
 )
 _OPEN = "nodes do not prove who they are: whoever reaches the SuperLink can be one, and perhaps the server"
 _PLAIN = "messages cross the network in the clear"
