@@ -72,8 +72,8 @@ class MemoryLink:
     ) -> Iterator[tuple[int, bytes | None]]:
         for node in reversed(list(questions)):
             self.asked.append((node, questions[node], shared))
-            if node in self.there:
-                yield node, self.meddle(node, self.there[node].answer(questions[node], shared))
+            answer = self.there[node].answer(questions[node], shared) if node in self.there else None
+            yield node, None if answer is None else self.meddle(node, answer)
 
 
 def across(link: Any, bound: bool = True) -> Across:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -72,7 +74,7 @@ def test_the_model_is_that_of_the_simulator(kind: str, tmp_path: Path) -> None:
     assert distance(simulation, weights) < TOLERANCE
     assert there.epsilon == here.epsilon
     assert there.summary["rows"] == here.summary["rows"]
-    assert not list(tmp_path.glob("state*/*"))  # nothing is kept of a federation that is over
+    assert not list(tmp_path.glob("state*/federations/*"))  # nothing is kept of a federation that is over
 
 
 def test_a_node_that_is_started_anew_for_every_message_gives_the_same(tmp_path: Path) -> None:
@@ -263,6 +265,74 @@ def test_a_round_is_saved_before_the_next_one_begins(tmp_path: Path) -> None:
     assert min(each["now"]["number"] for each in headers if each["kind"] == "round") == 38
 
 
+def test_under_privacy_no_client_has_so_many_rows_that_its_node_is_late(tmp_path: Path) -> None:
+    """A node answers for all its clients at once. What they do is bounded by public numbers, and that is said."""
+    run, _ = over(MemoryLink(nodes_in(tmp_path)), budget=(8, 1e-2))
+    assert run.summary["local_plan"]["max_examples"] == math.ceil(4 * 1437 / 12)
+    assert any(
+        "back in time does not depend on the rows of another" in each
+        for each in run.certificate["assumptions"]
+    )
+    run, _ = over(MemoryLink(nodes_in(tmp_path)), budget=(8, 1e-2), max_examples=50)
+    assert run.summary["local_plan"]["max_examples"] == 50
+    run, _ = over(MemoryLink(nodes_in(tmp_path)), algorithm="fedavg")
+    assert run.summary["local_plan"]["max_examples"] is None
+
+
+def test_who_a_client_is_stays_so_for_a_whole_federation(tmp_path: Path) -> None:
+    """Another dealing of the rows would let somebody come more often than was planned."""
+    nodes = nodes_in(tmp_path)
+
+    def moved(node: int, answer: bytes) -> bytes:
+        header, _ = unpacked(answer, len(answer))
+        if header.get("round") == 2 and node == 100:
+            rows = np.load(tmp_path / "rows1.npz")
+            np.savez(tmp_path / "rows1.npz", x=rows["x"], y=rows["y"], users=(rows["users"] + 1) % 3)
+            nodes[101] = Node(nodes[101].settings)  # started again
+        return answer
+
+    run, _ = over(MemoryLink(nodes, moved), algorithm="fedavg", per_round=12)
+    assert set(run.history[3]["left_out"]) == {"3", "4", "5"}
+    assert "other rows than it began with" in run.history[3]["left_out"]["3"]
+
+
+def test_no_round_is_trained_for_twice_with_another_in_between(tmp_path: Path) -> None:
+    """Of a server that was put back to an earlier round (a backup), nodes do not let the rounds be seen once more."""
+    nodes, questions = nodes_in(tmp_path), []
+    link = MemoryLink(nodes)
+    with pytest.raises(KeyboardInterrupt):
+        over(link, algorithm="fedavg", budget=(8, 1e-2), callbacks=[_stop_after(3)], out=tmp_path / "run")
+    for number, question, shared in link.asked:
+        header = unpacked(question, len(question))[0]
+        if header["kind"] == "round" and number == link.asked[-1][0]:
+            questions.append((header["now"]["number"], nodes[number].answer(question, shared)))
+    kinds = {number: unpacked(answer, len(answer))[0] for number, answer in questions}
+    last = max(kinds)
+    assert kinds[last]["kind"] == "done"
+    assert all(kinds[each].get("why") == "of an earlier round" for each in kinds if each < last)
+    assert len(kinds) > 1
+
+
+def _stop_after(rounds: int) -> Any:
+    def stop(seen: Any) -> None:
+        if seen.step == rounds:
+            raise KeyboardInterrupt
+
+    return stop
+
+
+def test_where_no_node_is_left_no_privacy_is_spent_on_noise(tmp_path: Path) -> None:
+    nodes = nodes_in(tmp_path)
+
+    def gone(node: int, answer: bytes) -> bytes:
+        if unpacked(answer, len(answer))[0].get("round") == 2:
+            nodes.clear()
+        return answer
+
+    with pytest.raises(ValueError, match="no node is there any more: start them again, and resume"):
+        over(MemoryLink(nodes, gone), algorithm="fedavg", per_round=12, patience=1.0)
+
+
 def test_nothing_but_clipped_updates_leaves_a_node_under_privacy(tmp_path: Path) -> None:
     answers: list[bytes] = []
 
@@ -283,8 +353,6 @@ def test_nothing_but_clipped_updates_leaves_a_node_under_privacy(tmp_path: Path)
 def test_a_client_that_fails_under_privacy_sends_zeros(tmp_path: Path) -> None:
     nodes = nodes_in(tmp_path)
     inputs, targets = DIGITS.train
-    import numpy as np
-
     rows = PARTS[0]
     x = inputs[rows].numpy().copy()
     x[:] = np.nan

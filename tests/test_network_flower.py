@@ -106,7 +106,7 @@ def test_two_nodes_with_tls_come_to_the_model_of_the_simulator(tmp_path: Path) -
     assert summary["engine"] == "flower"
     model = load_file(tmp_path / "run" / "model.safetensors")
     assert distance(simulated(parts, 5, rounds=3, per_round=4, algorithm="adabest"), model) < TOLERANCE
-    assert not list(tmp_path.glob("state-*/*"))  # what clients kept is gone with the federation
+    assert not list(tmp_path.glob("state-*/federations/*"))  # what clients kept is gone with the federation
 
 
 # What is refused before anybody is asked
@@ -149,7 +149,7 @@ def test_a_superlink_that_takes_anybody_is_found_out(tmp_path: Path, monkeypatch
     with World(tmp_path, secure=False, database=False) as world:
         here = SuperLink(world.address, tls=False)
         assert here.takes_anybody()
-        monkeypatch.setattr(SuperLink, "is_loopback", False)
+        monkeypatch.setattr(SuperLink, "is_alone", False)
         assert here.lets_anybody_serve()
         with pytest.raises(ValueError, match="speaks in the clear"), reached(here, 2):
             pass
@@ -201,6 +201,34 @@ def test_answers_are_fetched_as_many_at_a_time_as_memory_allows() -> None:
     waiting = {"a": 1, "b": 2, "c": 3}
     assert _in_parts(waiting, {1: 10, 2: 10, 3: 10}) == [["a", "b", "c"]]
     assert _in_parts(waiting, {1: 1 << 27, 2: 1 << 27, 3: 1 << 29}) == [["a", "b"], ["c"]]
+
+
+def test_whether_others_reach_a_port_of_this_machine_is_known() -> None:
+    import socket
+
+    for host, alone in (("127.0.0.1", True), ("0.0.0.0", False)):
+        with socket.socket() as listening:
+            listening.bind((host, 0))
+            listening.listen()
+            assert SuperLink(f"127.0.0.1:{listening.getsockname()[1]}").is_alone == alone
+    assert not SuperLink("10.0.0.1:8000").is_alone
+
+
+def test_a_reply_that_is_no_message_is_that_node_s_own_fault() -> None:
+    from types import SimpleNamespace
+
+    from sordino.network.flower.link import GridLink
+
+    def pull(numbers: list[str]) -> list[Any]:
+        if "bad" in numbers:
+            raise AttributeError("'RecordDict' object has no attribute 'metadata'")
+        return [SimpleNamespace(metadata=SimpleNamespace(reply_to_message_id=each)) for each in numbers]
+
+    grid: Any = SimpleNamespace(pull_messages=pull)
+    found = dict(GridLink(grid)._pulled(["good", "bad", "fine"]))
+    assert found["bad"] is None
+    assert found["good"] is not None
+    assert found["fine"] is not None
 
 
 # Kills, for `make soak`

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 
 from sordino.network.keeping import Kept, forget
 from sordino.network.wire import Refused
+from sordino.runs.writing import replace_file
 
 
 def worked(folder: Path, client: int, counted: int, number: int) -> float:
@@ -65,6 +67,27 @@ def test_nothing_counts_before_all_of_it_is_there(tmp_path: Path, monkeypatch: p
             worked(tmp_path, 0, 1, 2)
     assert worked(tmp_path, 0, 1, 2) == 1  # what round 1 left, and nothing of round 2
     assert worked(tmp_path, 1, 1, 2) == 1
+
+
+def test_a_new_name_is_on_the_disk_before_anybody_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A machine that crashes must not come back with the checkpoint before: a round would be seen twice."""
+    done: list[str] = []
+    sync, rename = os.fsync, os.replace
+
+    def noted_sync(descriptor: int) -> None:
+        done.append("folder" if stat.S_ISDIR(os.fstat(descriptor).st_mode) else "file")
+        sync(descriptor)
+
+    def noted_rename(*names: Path) -> None:
+        done.append("name")
+        rename(*names)
+
+    monkeypatch.setattr(os, "fsync", noted_sync)
+    monkeypatch.setattr(os, "replace", noted_rename)
+    replace_file(tmp_path / "state", b"new")
+    assert done == ["file", "name", "folder"]
 
 
 def test_only_the_owner_reads_it_and_one_at_a_time(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import hashlib
 import json
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,40 @@ def test_it_says_who_it_is_and_how_much_it_has(node: Node) -> None:
         "kind": "here", "name": "node0", "clients": 3, "nonce": "n"
     }  # fmt: skip
     assert answer["rows"] == 360
+
+
+def test_how_many_rows_it_has_does_not_depend_on_what_is_in_them(tmp_path: Path) -> None:
+    """Or a server could count by asking for one label after the other."""
+    table, file = _table(tmp_path)
+    node = Node(NodeSettings("a", str(file), user_column="who"))
+    told = [
+        Orders(
+            "linear",
+            Table(replace(table.schema, target=TargetColumn("y", labels=labels))),
+            AdaBest(),
+            LocalTraining(),
+            None,
+        )
+        for labels in (("no", "yes"), ("perhaps", "never"))
+    ]
+    answers = [asked(node, orders=each.to_json()) for each in told]
+    assert [(answer["kind"], answer["rows"], answer["clients"]) for answer in answers] == [("here", 6, 3)] * 2
+
+
+@pytest.mark.parametrize("name", ["patients", "..", "a/b", "0123456789ABCDEF", "0" * 15, ""])
+def test_a_server_deletes_and_writes_nothing_that_is_not_its_own(name: str, tmp_path: Path) -> None:
+    node = nodes_in(tmp_path)[100]
+    own = node.settings.folder / "patients"
+    own.mkdir(parents=True)
+    (own / "rows.csv").write_text("mine")
+    assert asked(node, "goodbye", federation=name)["kind"] == "refused"
+    assert asked(node, "goodbye", federation="0123456789abcdef")["kind"] == "goodbye"
+    kept = node.settings.folder / "federations" / "0123456789abcdef"
+    kept.mkdir(parents=True)
+    (kept / "mine.txt").write_text("mine")
+    assert asked(node, "goodbye", federation=kept.name)["kind"] == "goodbye"
+    assert (own / "rows.csv").exists()
+    assert (kept / "mine.txt").exists()
 
 
 SETTINGS = {"name": "a", "data": "rows.npz"}

@@ -82,6 +82,7 @@ def _with_header(text: bytes) -> bytes:
         b'{"version": 1, "vectors": [["x", [true]]]}',
         b'{"version": 1, "vectors": [["x", [4611686018427387904, 4611686018427387904]]]}',
         b'{"version": 1, "vectors": [["x", [0]], ["x", [0]]]}',
+        b'{"version": 1, "vectors": [["x", [0, 1099511627775, 1099511627775, 5]]]}',
         b'{"version": 1, "vectors": [["x", [0, 0, 0, 0, 0]]]}',
         b'{"version": 1, "vectors": {"x": []}}',
         b"[" * 100_000,

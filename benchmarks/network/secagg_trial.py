@@ -120,7 +120,9 @@ class Nodes:
         self.run = SimpleNamespace(run_id=1)
         TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 0
         numbers = np.random.default_rng(5).permutation(count) + 1000
-        self.apps, self.contexts, self.lost, self.greedy = {}, {}, lost, greedy
+        self.lost, self.greedy = lost, greedy
+        self.apps: dict[int, Any] = {}
+        self.contexts: dict[int, Any] = {}
         for place, number in enumerate(numbers.tolist()):
             self.contexts[number] = Context(1, number, {"partition-id": place}, RecordDict(), {})
             mods = [*([liar] if liar and place == 0 else []), *([secaggplus_mod] if secure else [])]
@@ -228,7 +230,7 @@ def best(nodes: int) -> dict[str, Any]:
     return {"max_weight": 1.0, "clipping_range": 1.0, "quantization_range": (MODULUS - 1) // nodes}
 
 
-def on_grid(size: int, nodes: int) -> dict[str, Any]:
+def on_grid(size: int) -> dict[str, Any]:
     """The step of the gate's noise, if it has room enough."""
     step = grid_for(1.0, size)
     return {"max_weight": 1.0, "clipping_range": 1.0, "quantization_range": round(2 / step)}
@@ -250,12 +252,13 @@ def accuracy(nodes: int, sizes: Sequence[int]) -> None:
         "| numbers | setting | step | worst coordinate | in norm | norm of one rounded vector, most of 20 "
         "| one client moves the sum by at most |\n|---:|---|---:|---:|---:|---:|---:|"
     )
+    beside = []
     for size in sizes:
         settings = {
             "default": {},
             "default, max_weight 1": {"max_weight": 1.0},
             "best": best(nodes),
-            "the gate's grid": on_grid(size, nodes),
+            "the gate's grid": on_grid(size),
         }
         exact = sum((vector_of(place, size) for place in range(nodes)), np.zeros(size))
         for name, how in settings.items():
@@ -276,8 +279,9 @@ def accuracy(nodes: int, sizes: Sequence[int]) -> None:
                 f"| {max(norms):.7g} | {1 + np.sqrt(size) * step:.7g} |"
             )
             if name == "the gate's grid":
-                cells_off = listener.total / step
-                print(f"  (off the grid by {abs(cells_off - cells_off.round()).max():.0e} of a step)")
+                steps = listener.total / step
+                beside.append(float(abs(steps - steps.round()).max()))
+    print(f"\nOn the gate's grid sums are off it by {max(beside):.0e} of a step.")
 
 
 def costs(nodes: int, sizes: Sequence[int], repeats: int) -> None:
@@ -506,7 +510,8 @@ def simulation(nodes: int, size: int) -> None:
         ("without", [], default_fit_workflow),
         ("SecAgg+", [secaggplus_mod], secagg(**best(nodes))),
     ):
-        listener, seconds, server = Listener(size), [], ServerApp()
+        listener, server = Listener(size), ServerApp()
+        seconds: list[float] = []
 
         def main(
             grid: Any, context: Any, say: Any = listener, flow: Any = workflow, into: list[float] = seconds

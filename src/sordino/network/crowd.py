@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -42,6 +43,8 @@ Numbers = npt.NDArray[np.int64]
 
 PATIENCE = 600.0  # seconds that a round waits for nodes, if nobody says otherwise
 _AHEAD = 1 << 26  # numbers that wait for their turn, 256 MB: more are added up as they come
+MOST_CLIENTS = 1 << 20  # of a node
+_POLL = 0.5  # seconds between looks for nodes
 _ROWS = 1 << 50  # of a node, at most
 _LARGEST = 1e12  # number that a client may send: sums of larger ones overflow
 
@@ -106,10 +109,13 @@ class Roll:
     def from_state(state: list[list[Any]], bound: bool) -> Roll:
         return Roll([Place(*each) for each in state], bound)
 
-    def returned(self, place: Place) -> None:
-        """A node that was away is back, perhaps under another number; raises `Refused` for somebody else."""
+    def returned(self, place: Place, there: Collection[int] = ()) -> None:
+        """A node that was away is back, perhaps under another number; raises `Refused` for somebody else. ``there`` are
+        the numbers that are connected: whoever is among them is not away."""
         for position, known in enumerate(self.places):
             if known.name == place.name:
+                if known.node in there:
+                    raise Refused("by the name of a node that is there")
                 if self.bound and known.node != place.node:
                     raise Refused("by a name that belongs to another node")
                 if (known.clients, known.rows) != (place.clients, place.rows):
@@ -138,7 +144,7 @@ def called(
             place = Place(
                 text_of(header, "name", 64),
                 node,
-                whole_of(header, "clients", 1, 1 << 32),
+                whole_of(header, "clients", 1, MOST_CLIENTS),
                 whole_of(header, "rows", 0, _ROWS),
             )
             if place.name in found:
@@ -146,6 +152,8 @@ def called(
             found[place.name] = place
         except Refused as why:
             refused[node] = str(why)
+        except Exception as error:
+            refused[node] = f"malformed ({type(error).__name__})"
     return list(found.values()), refused
 
 
@@ -296,6 +304,8 @@ class Distant:
             return self._believed(place, clients, header, vectors, sent)
         except Refused as why:
             return self._none(clients, str(why))
+        except Exception as error:  # nobody but the sender is to blame, and it stops no round
+            return self._none(clients, f"malformed ({type(error).__name__})")
 
     def _believed(
         self,
@@ -355,8 +365,19 @@ class Distant:
         return part
 
     def _look_for_the_absent(self, parts: Mapping[int, Any]) -> None:
-        """Nodes that came back under another number are found by their names."""
-        there = set(self.link.nodes())
+        """Nodes that came back under another number are found by their names; where there is none at all, a round waits
+        for one, or for nothing but noise privacy would be spent."""
+        end = time.monotonic() + self.patience
+        while True:
+            there = set(self.link.nodes())
+            self._find_again(parts, there)
+            if there & {place.node for place in self.roll.places}:
+                return
+            if time.monotonic() > end:
+                raise ValueError("no node is there any more: start them again, and resume the run")
+            time.sleep(_POLL)
+
+    def _find_again(self, parts: Mapping[int, Any], there: set[int]) -> None:
         gone = [place for place in parts if self.roll.places[place].node not in there]
         strangers = sorted(there - {place.node for place in self.roll.places})
         if not gone or not strangers or self.roll.bound:
@@ -364,7 +385,7 @@ class Distant:
         places, _ = called(self.link, self._told, strangers, min(self.patience, 30.0))
         for place in places:
             try:
-                self.roll.returned(place)
+                self.roll.returned(place, there)
             except Refused as why:
                 self.refused[str(why)] = self.refused.get(str(why), 0) + 1
 

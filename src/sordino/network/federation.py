@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Callable
@@ -31,6 +32,7 @@ from sordino.runs.recording import Recording
 from sordino.warn import warn
 
 _POLL = 0.5  # seconds between looks for nodes
+_OVER_AVERAGE = 4  # times the rows of an average client are the most that one uses in a round, under privacy
 _FAREWELL = 30.0  # seconds at most
 
 
@@ -77,6 +79,10 @@ def federate_across(
     orders.to_json()  # or refuse, before anybody is asked
     patience = given.means.patience or PATIENCE
     roll = _earlier_roll(given.asked, across.bound) or _first_roll(across, orders, patience)
+    if private:
+        given = replace(given, training=_bounded(given.training, roll))
+        orders = replace(orders, training=given.training)
+    given = replace(given, means=replace(given.means, patience=patience))  # which the certificate speaks of
     population = Population(
         as_examples(made_up_rows(inputs)), roll.clients, _elsewhere, roll.rows / roll.clients
     )
@@ -113,6 +119,15 @@ def _check(means: Means) -> None:
         )
     if means.workers is not None or means.chunk is not None or means.store != "memory":
         raise ValueError("nodes choose how they work: leave out workers, chunk and store")
+
+
+def _bounded(training: LocalTraining, roll: Roll) -> LocalTraining:
+    """A node answers for all its clients at once, so one of them with very many rows would make all of them late, and
+    none may decide about another: under privacy they use a number of rows that follows from public ones, if none is
+    given."""
+    if training.max_examples is not None or all(place.clients == 1 for place in roll.places):
+        return training
+    return replace(training, max_examples=max(1, math.ceil(_OVER_AVERAGE * roll.rows / roll.clients)))
 
 
 def _earlier_roll(asked: Options, bound: bool) -> Roll | None:

@@ -7,8 +7,10 @@ every round which round of a client counted last, and a round that is asked for 
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Iterator, Mapping, Sequence
+import contextlib
+import json
+import secrets
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -18,10 +20,12 @@ from torch import Tensor
 from sordino.federated.store import ClientStore
 from sordino.network.wire import Refused
 from sordino.runs.checkpoint import Checkpoint
-from sordino.runs.lock import locked
-from sordino.runs.writing import writing
+from sordino.runs.lock import LOCK, locked
+from sordino.runs.writing import replace_file, writing
 
 _FILE = "clients.safetensors"
+_ROWS = "clients.f32"
+_PINNED = "pinned.json"
 
 
 class Kept:
@@ -29,9 +33,7 @@ class Kept:
 
     def __init__(self, folder: Path, vectors: Sequence[str], size: int) -> None:
         self._folder = folder
-        self._store = ClientStore(
-            vectors, size, ("round", "rate"), folder / "clients.f32" if vectors else None
-        )
+        self._store = ClientStore(vectors, size, ("round", "rate"), folder / _ROWS if vectors else None)
         found = Checkpoint.load(folder, _FILE)
         if found is not None:
             self._store.restore(found.state)
@@ -85,6 +87,27 @@ class Kept:
         return None
 
 
+def pinned(folder: Path, digest: Callable[[bytes], str], number: int) -> None:
+    """Note down what a node begins a federation with, and how far it is; raise `Refused` for a round that is over, or
+    if the rows are others by now: who client 3 is must not change, or somebody comes more often than was planned."""
+    path = folder / _PINNED
+    if path.exists():
+        noted = json.loads(path.read_text())
+        if noted["digest"] != digest(bytes.fromhex(noted["key"])):
+            raise Refused("the node has other rows than it began with")
+        if noted["round"] > number:
+            raise Refused("of an earlier round")
+        if noted["round"] == number:
+            return
+    else:
+        key = secrets.token_bytes(16)
+        noted = {"key": key.hex(), "digest": digest(key)}
+    replace_file(path, json.dumps({**noted, "round": number}).encode(), mode=0o600)
+
+
 def forget(folder: Path) -> None:
-    """The federation is over: nothing of its clients stays."""
-    shutil.rmtree(folder, ignore_errors=True)
+    """The federation is over: nothing of its clients stays. Nothing is deleted that is not ours."""
+    for name in (_FILE, _ROWS, _PINNED, LOCK):
+        (folder / name).unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+        folder.rmdir()

@@ -6,6 +6,7 @@ privacy clipped updates, and zeros of a client that failed.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import sys
@@ -31,10 +32,12 @@ from sordino.federated.population import Population, Rows
 from sordino.federated.rounds import Broadcast, Chunk, Finished, Workplace, in_order_of_work
 from sordino.federated.setup import Federation
 from sordino.federated.user_level import clipped
-from sordino.network.keeping import Kept, forget
+from sordino.network.crowd import MOST_CLIENTS
+from sordino.network.keeping import Kept, forget, pinned
 from sordino.network.orders import Orders
 from sordino.network.wire import (
     HEADER,
+    PER_CLIENT,
     Refused,
     check_shapes,
     numbers_of,
@@ -48,9 +51,10 @@ from sordino.network.wire import (
 from sordino.vector import ParameterVector
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_FEDERATION = re.compile(r"[0-9a-f]{16}")
 _HARMLESS = ("none", "scattering")
 _BLOCK = 1 << 14  # rows that are looked at together
-MOST_CLIENTS = 1 << 20  # of a message
+_LARGEST_QUESTION = HEADER + PER_CLIENT * MOST_CLIENTS
 
 
 @dataclass(frozen=True)
@@ -124,7 +128,7 @@ class Node:
         """What goes back, whatever came: a question for this node, and what all nodes of the round are told."""
         nonce = ""
         try:
-            header, _ = unpacked(question, HEADER)
+            header, _ = unpacked(question, _LARGEST_QUESTION)
             vectors = unpacked(shared, len(shared))[1] if shared else {}
             nonce = text_of(header, "nonce")
             body, results = self._answered(header, vectors)
@@ -157,9 +161,9 @@ class Node:
 
     def _folder_of(self, header: Mapping[str, Any]) -> Path:
         federation = text_of(header, "federation")
-        if not _NAME.fullmatch(federation) or ".." in federation:
+        if not _FEDERATION.fullmatch(federation):
             raise Refused("malformed")
-        return self.settings.folder / federation
+        return self.settings.folder / "federations" / federation
 
     def _desk_for(self, told: dict[str, Any]) -> _Desk:
         if self._desk is None or told != self._told:
@@ -184,7 +188,10 @@ class Node:
         except ValueError:
             raise Refused("a model that cannot be built here") from None
         examples, parts = rows_of_clients(orders.inputs, self.settings)
-        return _Desk(orders, model, Population.of(examples, parts), sum(map(len, parts)))
+        if len(parts) > MOST_CLIENTS:
+            raise ValueError(f"a node has at most {MOST_CLIENTS:,} clients: split its rows over several")
+        # All rows that are there: how many of them can be read depends on what is in them.
+        return _Desk(orders, model, Population.of(examples, parts), len(examples))
 
 
 @dataclass(frozen=True, eq=False)
@@ -213,6 +220,15 @@ class _Desk:
     @property
     def chunk(self) -> int:
         return self._made[1]
+
+    def digest(self, key: bytes) -> str:
+        """Of the rows, and of whose they are; useless without the key."""
+        digest = hashlib.blake2b(
+            (self.population.examples.fingerprint(key) or "").encode(), key=key, digest_size=16
+        )
+        for client in range(self.population.count):
+            digest.update(self.population.rows(client).tobytes() + b";")
+        return digest.hexdigest()
 
     def workplace(self, public_examples: float | None) -> Workplace:
         return replace(self._made[2], public_examples=public_examples)
@@ -279,17 +295,16 @@ def _round_at(
     algorithm, training, private = desk.orders.algorithm, desk.orders.training, desk.orders.clip is not None
     if not asked.clients:
         raise Refused("malformed")
-    if not algorithm.client_vectors and not training.own_rates:
-        part, _ = _worked(
-            desk, asked, {}, torch.zeros(len(asked.clients)), torch.zeros(len(asked.clients)).bool()
-        )
-    else:
-        with Kept.opened(folder, algorithm.client_vectors, len(desk.vector)) as kept:
-            part, fine = _worked(desk, asked, *kept.read(asked.clients, asked.counted, asked.sent.now.number))
-            if fine:
-                states = {name: value[fine] for name, value in part.states.items()}
-                clients, counted = ([some[row] for row in fine] for some in (asked.clients, asked.counted))
-                kept.write(clients, counted, asked.sent.now.number, states, part.rates[fine].flatten())
+    number = asked.sent.now.number
+    with Kept.opened(folder, algorithm.client_vectors, len(desk.vector)) as kept:
+        pinned(folder, desk.digest, number)
+        if algorithm.client_vectors or training.own_rates:
+            had = kept.read(asked.clients, asked.counted, number)
+            part, fine = _worked(desk, asked, *had)
+            _keep(kept, asked, part, fine, had, private)
+        else:
+            nothing = torch.zeros(len(asked.clients))
+            part, _ = _worked(desk, asked, {}, nothing, nothing.bool())
     about: dict[str, Any] = {"kind": "done", "round": asked.sent.now.number, "clients": asked.clients}
     results = {name: part.sent[name] for name in algorithm.sent_vectors}
     if private:
@@ -301,6 +316,27 @@ def _round_at(
         "rates": part.rates.flatten().tolist(),
     }
     return about, results
+
+
+def _keep(
+    kept: Kept,
+    asked: _Asked,
+    part: Finished,
+    fine: list[int],
+    had: tuple[dict[str, Tensor], Tensor, Tensor],
+    private: bool,
+) -> None:
+    """What clients have after the round; under privacy, where a client that failed counts as one that sent zeros, what
+    it had before."""
+    before, rates, known = had
+    failed = [row for row in range(len(asked.clients)) if row not in set(fine) and bool(known[row])]
+    rows = [*fine, *(failed if private else [])]
+    if not rows:
+        return
+    states = {name: torch.cat([part.states[name][fine], before[name][rows[len(fine) :]]]) for name in before}
+    clients, counted = ([some[row] for row in rows] for some in (asked.clients, asked.counted))
+    new = torch.cat([part.rates[fine].flatten().double(), rates[rows[len(fine) :]].double()])
+    kept.write(clients, counted, asked.sent.now.number, states, new)
 
 
 @dataclass(frozen=True, eq=False)

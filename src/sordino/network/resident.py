@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import socket
+import stat
 import struct
 import subprocess
 import sys
@@ -48,7 +49,8 @@ def _place(config: Mapping[str, Any]) -> Path:
     digest = hashlib.blake2b(told.encode(), digest_size=8).hexdigest()
     folder = Path(tempfile.gettempdir()) / f"sordino-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
-    if folder.stat().st_uid != os.getuid() or folder.stat().st_mode & 0o077:
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
         raise ValueError(f"{folder} is open to others")
     return folder / f"{digest}.sock"
 

@@ -62,11 +62,18 @@ def unpacked(message: bytes, most: int) -> tuple[dict[str, Any], dict[str, Tenso
         if name in vectors or end + size > len(message):
             raise Refused("malformed")
         values = np.frombuffer(message, dtype="<f4", count=math.prod(shape), offset=end)
-        vectors[name] = torch.from_numpy(values.astype(np.float32)).view(shape)
+        vectors[name] = _shaped(values, shape)
         end += size
     if end != len(message):
         raise Refused("malformed")
     return header, vectors
+
+
+def _shaped(values: np.ndarray[Any, Any], shape: tuple[int, ...]) -> Tensor:
+    try:
+        return torch.from_numpy(values.astype(np.float32)).view(shape)
+    except RuntimeError:  # sizes of which one is 0 and others are out of all proportion
+        raise Refused("malformed") from None
 
 
 def _header(text: bytes) -> dict[str, Any]:

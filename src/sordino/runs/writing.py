@@ -53,10 +53,23 @@ def replace_file(path: Path, content: bytes, mode: int = 0o644) -> None:
                 file.flush()
                 os.fsync(descriptor)
             os.replace(temporary, path)
+            _sync_folder(path.parent)
         except BaseException:
             with contextlib.suppress(OSError):
                 temporary.unlink()
             raise
+
+
+def _sync_folder(folder: Path) -> None:
+    """That a file has a new name is on the disk too, or a machine that crashes comes back with the one before."""
+    descriptor = os.open(folder, os.O_RDONLY | getattr(os, "O_DIRECTORY", 0))
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # a file system without that promise
+            raise
+    finally:
+        os.close(descriptor)
 
 
 class Lines:

@@ -78,13 +78,26 @@ class GridLink:
         while waiting and time.monotonic() < end:
             pause = min(_POLL[1], 1.5 * pause)
             for some in _in_parts(waiting, most):
-                for reply in self._grid.pull_messages(some):
-                    node = waiting.pop(reply.metadata.reply_to_message_id, None)
+                for number, reply in self._pulled(some):
+                    node = waiting.pop(number, None)
                     if node is not None:
                         pause = _POLL[0]
-                        yield node, _answer_of(reply, node)
+                        yield node, None if reply is None else _answer_of(reply, node)
             if waiting:
                 time.sleep(pause)
+
+    def _pulled(self, numbers: list[str]) -> list[tuple[str, Message | None]]:
+        """Replies that are there, by the question; None for one that is no message, which Flower does not notice before
+        it stumbles over it."""
+        try:
+            replies = list(self._grid.pull_messages(numbers))
+            return [(reply.metadata.reply_to_message_id, reply) for reply in replies]
+        except LOST:
+            raise
+        except Exception:
+            if len(numbers) == 1:
+                return [(numbers[0], None)]
+        return [found for number in numbers for found in self._pulled([number])]
 
 
 def _in_parts(waiting: Mapping[str, int], most: Mapping[int, int]) -> list[list[str]]:

@@ -21,6 +21,10 @@ _TRUST = (
     "sees each client's clipped update, and is trusted with it",
     "how many clients and how many rows each node has is public, and nobody is a client of two nodes",
 )
+_SEEN = (
+    "nobody sees on the wire which nodes were asked, and how much they sent: where clients are sampled, it is priced "
+    "for those who do not know who was"
+)
 _OPEN = "nodes do not prove who they are: whoever reaches the SuperLink can be one, and perhaps the server"
 _PLAIN = "messages cross the network in the clear"
 
@@ -54,7 +58,7 @@ def reached(
     with ExitStack() as stack:
         where = superlink or stack.enter_context(_of_grid(grid))
         # What Flower runs is on the SuperLink's own machine, and says nothing about where nodes are.
-        alone = superlink is not None and superlink.is_loopback
+        alone = superlink is not None and superlink.is_alone
         if not where.tls and not without_tls and not alone:
             raise ValueError(
                 "the SuperLink speaks in the clear: start it with certificates, or say --without-tls"
@@ -67,7 +71,7 @@ def reached(
         link = (
             GridLink(grid, keys=known) if superlink is None else stack.enter_context(linked(superlink, known))
         )
-        trust = (*_TRUST, *([] if bound else [_OPEN]), *([] if where.tls else [_PLAIN]))
+        trust = (*_TRUST, _SEEN, *([] if bound else [_OPEN]), *([] if where.tls else [_PLAIN]))
         yield Across(link, nodes, "flower", bound, trust)
 
 

@@ -102,6 +102,11 @@ class SuperLink:
             return ipaddress.ip_address(host).is_loopback
         return host == "localhost"
 
+    @property
+    def is_alone(self) -> bool:
+        """Whether it is on this machine, and nobody reaches it from another."""
+        return self.is_loopback and not _heard_elsewhere(int(self.address.rpartition(":")[2]))
+
     def client(self, kind: Callable[..., Any], *interceptors: Any) -> Any:
         """Without Flower's own retries, which end the process when a token is not known any more."""
         return kind(
@@ -308,6 +313,27 @@ def linked(superlink: SuperLink, keys: frozenset[bytes] | None = None) -> Iterat
     finally:
         for session in sessions:
             session.end(well)
+
+
+def _heard_elsewhere(port: int) -> bool:
+    """Whether somebody on this machine listens to others on that port; True where that cannot be known."""
+    listening = []
+    for file in (Path("/proc/net/tcp"), Path("/proc/net/tcp6")):
+        try:
+            lines = file.read_text().splitlines()[1:]
+        except OSError:
+            return True
+        listening += [line.split()[1] for line in lines if line.split()[3] == "0A"]
+    hosts = [
+        host for host, _, number in (each.partition(":") for each in listening) if int(number, 16) == port
+    ]
+    return not all(host[6:8] == "7F" if len(host) == 8 else _is_loopback_6(host) for host in hosts)
+
+
+def _is_loopback_6(host: str) -> bool:
+    words = b"".join(bytes.fromhex(host[start : start + 8])[::-1] for start in range(0, 32, 8))
+    address = ipaddress.IPv6Address(words)
+    return address.is_loopback or (address.ipv4_mapped is not None and address.ipv4_mapped.is_loopback)
 
 
 def node_keys(path: Path) -> frozenset[bytes]:
