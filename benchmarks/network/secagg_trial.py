@@ -369,7 +369,7 @@ def lies(nodes: int, size: int) -> None:
             sums.append(listener.total[0])
         print(f"  at the edge of the modulus one honest client's {4000 * step:.2g} C moves the sum by "
               f"{abs(sums[1] - sums[0]):.4g} C")  # fmt: skip
-    for name, more in (("twice the nodes' weight", best(nodes)["quantization_range"] * nodes // 2),
+    for name, more in (("half the modulus more", best(nodes)["quantization_range"] * nodes // 2),
                        ("all weights gone", -best(nodes)["quantization_range"] * nodes)):  # fmt: skip
         listener = Listener(size)
         with suppress(ZeroDivisionError), np.errstate(all="ignore"):
