@@ -410,11 +410,45 @@ def test_nodes_that_do_not_come_are_said(tmp_path: Path) -> None:
         over(MemoryLink(nodes), patience=0.2)
 
 
-def test_two_nodes_of_one_name_are_not_two_nodes(tmp_path: Path) -> None:
+def test_two_nodes_of_one_name_are_not_two_nodes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     nodes = nodes_in(tmp_path)
     nodes[104] = nodes[103]
-    with pytest.warns(UserWarning, match="two nodes are called 'node3'"):
-        over(MemoryLink(nodes), algorithm="fedavg")
+    over(MemoryLink(nodes), algorithm="fedavg")
+    assert "a node is not taken: two nodes are called 'node3'" in capsys.readouterr().err
+
+
+def test_a_node_that_was_mended_is_asked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import sordino.network.federation as module
+
+    monkeypatch.setattr(module, "_AGAIN", 0.1)
+    nodes = nodes_in(tmp_path)
+    good = (tmp_path / "rows2.npz").read_bytes()
+    (tmp_path / "rows2.npz").write_bytes(b"no arrays")
+
+    def mended(node: int, answer: bytes) -> bytes:
+        if node == 100:  # the last that is asked
+            (tmp_path / "rows2.npz").write_bytes(good)
+        return answer
+
+    run, _ = over(MemoryLink(nodes, mended), algorithm="fedavg")
+    assert run.summary["clients"] == len(PARTS)
+    assert "a node is not taken: the node refused: the node failed" in capsys.readouterr().err
+
+
+def test_only_private_nodes_want_noise_too(tmp_path: Path) -> None:
+    asked: dict[str, Any] = {"clip": sd.Fixed(0.5), "delta": 1e-2, "algorithm": "fedavg"}
+    sent: list[str] = []
+
+    def seen(node: int, answer: bytes) -> bytes:
+        sent.append(unpacked(answer, len(answer))[0]["kind"])
+        return answer
+
+    over(MemoryLink(nodes_in(tmp_path, only_private=True), seen), noise_multiplier=0.0, **asked)
+    assert "done" not in sent
+    over(MemoryLink(nodes_in(tmp_path, only_private=True), seen), noise_multiplier=0.5, **asked)
+    assert "done" in sent
 
 
 def test_a_node_that_comes_back_under_another_number_is_found_by_its_name(tmp_path: Path) -> None:

@@ -30,10 +30,17 @@ def node(
         str, typer.Option(help="Folder for what clients keep between rounds; by default the user's own.")
     ] = "",
     only_private: Annotated[
-        bool, typer.Option("--only-private", help="Take part only where clients are promised privacy.")
+        bool,
+        typer.Option(
+            "--only-private",
+            help="Take part only where updates are clipped and the server says that it adds noise.",
+        ),
     ] = False,
     trust_code: Annotated[
-        bool, typer.Option("--trust-code", help="Import models that the server names as MODULE:CALLABLE.")
+        bool,
+        typer.Option(
+            "--trust-code", help="Load models and features that the server names as MODULE:CALLABLE."
+        ),
     ] = False,
     without_tls: given.WithoutTls = False,
     without_authentication: Annotated[

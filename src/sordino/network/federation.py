@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Unpack
@@ -33,6 +33,7 @@ from sordino.warn import warn
 
 _POLL = 0.5  # seconds between looks for nodes
 _OVER_AVERAGE = 4  # times the rows of an average client are the most that one uses in a round, under privacy
+_AGAIN = 10.0  # seconds after which a node that was refused is asked again: it may have been mended
 _FAREWELL = 30.0  # seconds at most
 
 
@@ -144,31 +145,41 @@ def _first_roll(across: Across, orders: Orders, patience: float) -> Roll:
     """The nodes that there are, when there are as many as were wanted; raises ValueError if they do not come."""
     told, end = orders.to_json(), time.monotonic() + patience
     found: dict[int, Place] = {}
-    refused: dict[int, str] = {}
-    shown = -1
+    refused: dict[int, tuple[str, float]] = {}  # why, and until when
+    shown: set[str] = set()
+
+    def say(line: str) -> None:
+        if line not in shown:
+            print(line, file=sys.stderr)
+        shown.add(line)
+
     while len(found) < across.nodes:
-        if len(found) != shown:
-            shown = len(found)
-            print(f"waiting for nodes: {shown} of {across.nodes} are there", file=sys.stderr)
-        if time.monotonic() > end:
-            reasons = f" ({'; '.join(sorted(set(refused.values())))})" if refused else ""
+        say(f"waiting for nodes: {len(found)} of {across.nodes} are there")
+        now = time.monotonic()
+        if now > end:
+            reasons = sorted({why for why, _ in refused.values()})
             raise ValueError(
-                f"{len(found)} of {across.nodes} nodes are there after {patience:g} seconds{reasons}: start the "
-                "others, or ask for fewer with --nodes"
+                f"{len(found)} of {across.nodes} nodes are there after {patience:g} seconds{_in_brackets(reasons)}: "
+                "start the others, or ask for fewer with --nodes"
             )
-        new = [node for node in across.link.nodes() if node not in found and node not in refused]
-        places, others = called(across.link, told, new, max(1.0, end - time.monotonic())) if new else ([], {})
-        refused |= others
+        waiting = [node for node, (_, until) in refused.items() if now < until]
+        new = [node for node in across.link.nodes() if node not in found and node not in waiting]
+        places, others = called(across.link, told, new, max(1.0, end - now)) if new else ([], {})
         for place in places:
             if place.name in {known.name for known in found.values()}:
-                refused[place.node] = f"two nodes are called {place.name!r}"
+                others[place.node] = f"two nodes are called {place.name!r}"
             else:
                 found[place.node] = place
+        for node, why in others.items():
+            refused[node] = why, time.monotonic() + _AGAIN
+            say(f"a node is not taken: {why}")
         if not new:
             time.sleep(_POLL)
-    for why in sorted(set(refused.values())):
-        warn(f"a node was not taken: {why}")
     return Roll(sorted(found.values(), key=lambda place: place.name)[: across.nodes], across.bound)
+
+
+def _in_brackets(reasons: Sequence[str]) -> str:
+    return f" ({'; '.join(reasons)})" if reasons else ""
 
 
 def _elsewhere(client: int) -> Rows:

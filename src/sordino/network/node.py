@@ -156,6 +156,10 @@ class Node:
                 "rows": desk.rows,
             }, {}
         if kind == "round":
+            if self.settings.only_private and header.get("noised") is not True:
+                raise Refused(
+                    "without noise, and so without a promise, which the owner of this node asks for"
+                )
             return _round_at(desk, self._folder_of(header), header, vectors)
         raise Refused("of an unknown kind")
 

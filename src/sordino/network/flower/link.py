@@ -17,7 +17,7 @@ LOST = (
     RunNotRunningException,
     ConnectionError,
 )  # what a grid raises when its SuperLink is gone
-_POLL = (0.05, 0.5)  # seconds between looks for answers: the first, and the longest
+_POLL = (0.1, 0.5)  # seconds between looks for answers: the first, and the longest
 _AT_ONCE = 1 << 28  # bytes of answers
 _SPARE = 60.0  # seconds that a message lives longer than it is waited for
 

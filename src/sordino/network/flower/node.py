@@ -35,7 +35,7 @@ _NOT_YET = (
     "the SuperLink does not take this node yet: its server has to be given {key}.pub (--node-keys); or the node was "
     "there a moment ago, and has to be missed first"
 )
-_POLL = (0.05, 1.0)  # seconds between looks for messages: after one, and the longest
+_POLL = (0.2, 1.0)  # seconds between looks for messages: after one, and the longest
 
 
 def serve(settings: NodeSettings, superlink: SuperLink, key: Path | None) -> None:

@@ -1,18 +1,19 @@
-"""Our messages inside of Flower's: bytes in arrays, which Flower cuts into pieces and sends once to many."""
+"""Our messages inside of Flower's: bytes in as few objects as there can be, since each is a request of its own."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from flwr.app import Array, ArrayRecord, Message, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
 KIND = "train"  # of all our messages
 _OWN, _SHARED = "sordino.question", "sordino.shared"
+_LARGE = 1 << 22  # bytes from which on an array is better, which Flower cuts into pieces
 
 
 def content_of(own: bytes, shared: bytes = b"") -> RecordDict:
     """``shared`` is an object of its own: the SuperLink gets it once, whoever it is for."""
-    return RecordDict({_OWN: _array(own), **({_SHARED: _array(shared)} if shared else {})})
+    return RecordDict({_OWN: _record(own), **({_SHARED: _record(shared)} if shared else {})})
 
 
 def bytes_of(message: Message) -> tuple[bytes, bytes]:
@@ -22,12 +23,15 @@ def bytes_of(message: Message) -> tuple[bytes, bytes]:
     return _bytes(message.content.get(_OWN)), _bytes(message.content.get(_SHARED))
 
 
-def _array(content: bytes) -> ArrayRecord:
+def _record(content: bytes) -> ConfigRecord | ArrayRecord:
+    if len(content) < _LARGE:
+        return ConfigRecord({"bytes": content})
     return ArrayRecord({"bytes": Array(dtype="uint8", shape=(len(content),), stype="sordino", data=content)})
 
 
 def _bytes(record: Any) -> bytes:
-    if not isinstance(record, ArrayRecord) or list(record) != ["bytes"]:
+    if not isinstance(record, ConfigRecord | ArrayRecord) or list(record) != ["bytes"]:
         return b""
-    data = record["bytes"].data
+    held = record["bytes"]
+    data = held.data if isinstance(held, Array) else held
     return data if isinstance(data, bytes) else b""

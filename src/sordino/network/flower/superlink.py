@@ -186,8 +186,10 @@ class SuperLink:
             )
             fleet.DeactivateNode(DeactivateNodeRequest(node_id=found.node_id))
         except httpx.HTTPStatusError as error:
-            if error.response.status_code >= 500:
-                raise
+            if error.response.status_code == httpx.codes.UNAUTHORIZED:
+                raise ValueError(
+                    "the SuperLink does not accept this node's signature: check that the clocks of both agree"
+                ) from error
             return False
         finally:
             fleet.close()
