@@ -102,7 +102,7 @@ def measured(hosts: Hosts, folder: Path, case: tuple[int, int, int, float], roun
                 hosts.start(host, f"exec {sys.executable} {__file__} --delay {latency}", f"delay-{host}.log")
             )
         where = "127.0.0.1" if latency else HOSTS["server"]
-        flags = f"--superlink {where}:8000 --root-certificates ../ca.crt --key ../{host} --clients {clients}"
+        flags = f"--superlink {where}:8000 --root-certificates ../ca.crt --key ../keys/{host} --clients {clients}"
         ours.append(
             hosts.start(
                 host, f"exec sordino node {host} ../rows.npz {flags} --state ../state-{host}", f"{host}.log"
@@ -113,7 +113,7 @@ def measured(hosts: Hosts, folder: Path, case: tuple[int, int, int, float], roun
     started = hosts.start(
         "server",
         f"exec sordino federate digits --engine flower {flags} "
-        f"--node-keys .. {work} --evaluations 1 --out {out}",
+        f"--node-keys ../keys {work} --evaluations 1 --out {out}",
         "server.log",
     )
     history = out / "history.jsonl"
@@ -162,10 +162,11 @@ def main() -> None:
     np.savez(
         folder / "rows.npz", x=chance.random((500, 1, 8, 8), dtype=np.float32), y=chance.integers(0, 10, 500)
     )
+    (folder / "keys").mkdir()
     for host in HOSTS:
         (folder / host).mkdir()
         (folder / f"home-{host}").mkdir()
-        node_key(folder, host)
+        node_key(folder / "keys", host)
     rows: list[tuple[tuple[int, int, int, float], dict[str, float]]] = []
     with Hosts(folder) as hosts:
         hosts.start(

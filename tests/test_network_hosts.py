@@ -159,27 +159,27 @@ def hosts(tmp_path: Path) -> Iterator[Hosts]:
 
 def test_the_page_is_enough_and_the_wire_shows_nothing(hosts: Hosts, tmp_path: Path) -> None:
     server = tmp_path / "server"
-    made = hosts.run("server", commands("**1. An authority"))
+    made = hosts.run("server", commands("**1. On the server"))
     assert made.returncode == 0, made.stderr
     (server / "nodes").mkdir()
     for host in ("clinic", "lab"):
-        made = hosts.run(host, commands("**2. A key for each node**").replace("clinic", host))
+        made = hosts.run(host, commands("**2. At each hospital").replace("clinic", host))
         assert made.returncode == 0, made.stderr
         shutil.copy(tmp_path / host / f"{host}.pub", server / "nodes")
         shutil.copy(server / "ca.crt", tmp_path / host)
     capture = hosts.start("server", "exec tcpdump -i eth0 -U -w capture.pcap tcp port 8000", "tcpdump.log")
-    hosts.start("server", commands("**3. The SuperLink.**"), "superlink.log")
+    hosts.start("server", commands("**3. On the server"), "superlink.log")
     time.sleep(3)
     for host in ("clinic", "lab"):
-        hosts.start(host, commands("**4. The nodes.**").replace("clinic", host), f"{host}.log")
+        hosts.start(host, commands("**4. At each hospital").replace("clinic", host), f"{host}.log")
     # A stranger with a key of its own, which nobody gave to the server, and one without a key.
     made = hosts.run("lab", "ssh-keygen -q -t ecdsa -b 384 -N '' -f stranger")
-    knock = commands("**4. The nodes.**").replace("clinic clinic.csv", "stranger lab.csv")
+    knock = commands("**4. At each hospital").replace("clinic clinic.csv", "stranger lab.csv")
     hosts.start("lab", knock.replace("--key clinic", "--key stranger"), "stranger.log")
     nobody = hosts.run("lab", knock.replace("--key clinic", "--without-authentication"))
     assert nobody.returncode == 2
     assert "give the node's key as --key" in nobody.stderr
-    asked = commands("**5. The server.**").replace("--rounds 100", "--rounds 12")
+    asked = commands("**5. On the server").replace("--rounds 100", "--rounds 12")
     done = hosts.run("server", asked)
     assert done.returncode == 0, done.stderr + (tmp_path / "clinic.log").read_text()[-2000:]
     print(done.stdout)
