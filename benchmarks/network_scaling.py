@@ -102,7 +102,9 @@ def measured(hosts: Hosts, folder: Path, case: tuple[int, int, int, float], roun
                 hosts.start(host, f"exec {sys.executable} {__file__} --delay {latency}", f"delay-{host}.log")
             )
         where = "127.0.0.1" if latency else HOSTS["server"]
-        flags = f"--superlink {where}:8000 --root-certificates ../ca.crt --key ../keys/{host} --clients {clients}"
+        flags = (
+            f"--superlink {where}:8000 --root-certificates ../ca.crt --key ../keys/{host} --clients {clients}"
+        )
         ours.append(
             hosts.start(
                 host, f"exec sordino node {host} ../rows.npz {flags} --state ../state-{host}", f"{host}.log"

@@ -190,12 +190,19 @@ OverSelection = Annotated[
 Workers = Annotated[
     int | None, typer.Option(help="Processes that share the local work; by default as many as pay.")
 ]
-Patience = Annotated[float | None, typer.Option(help="Seconds a client may take; without it a round waits.")]
+Patience = Annotated[
+    float | None,
+    typer.Option(help="Seconds a client may take; without it a round waits (600 across a network)."),
+]
 Engine = Annotated[
     str, typer.Option(help=f"{ENGINES.help()}; or flower, for clients across a network (--superlink).")
 ]
 SuperLink = Annotated[
-    str | None, typer.Option(help="With --engine flower: HOST:PORT of a SuperLink (--isolation process).")
+    str | None,
+    typer.Option(
+        help="With --engine flower: HOST:PORT of a SuperLink (--isolation process). DATA is then a schema, or what is "
+        "measured on."
+    ),
 ]
 Nodes = Annotated[int | None, typer.Option(help="With --engine flower: begin when so many nodes are there.")]
 RootCertificates = Annotated[
@@ -215,7 +222,11 @@ WithoutTls = Annotated[
     bool, typer.Option("--without-tls", help="Let everything cross the network in the clear.")
 ]
 WithoutNodeAuthentication = Annotated[
-    bool, typer.Option("--without-node-authentication", help="Let in whoever reaches the SuperLink.")
+    bool,
+    typer.Option(
+        "--without-node-authentication",
+        help="Let in whoever reaches the SuperLink, as a node or as the server.",
+    ),
 ]
 Store = Annotated[str, typer.Option(help="What clients keep lies in memory or in a file.")]
 ShowClients = Annotated[
