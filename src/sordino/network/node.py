@@ -12,7 +12,7 @@ import re
 import sys
 import traceback
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -206,6 +206,7 @@ class _Desk:
     model: torch.nn.Module
     population: Population
     rows: int
+    _digests: dict[bytes, str] = field(default_factory=dict)  # by key
 
     @cached_property
     def vector(self) -> ParameterVector:
@@ -226,13 +227,16 @@ class _Desk:
         return self._made[1]
 
     def digest(self, key: bytes) -> str:
-        """Of the rows, and of whose they are; useless without the key."""
+        """Of the rows, and of whose they are; useless without the key. Made once: what every round asks is whether a
+        node that was started again has read the same."""
+        if key in self._digests:
+            return self._digests[key]
         digest = hashlib.blake2b(
             (self.population.examples.fingerprint(key) or "").encode(), key=key, digest_size=16
         )
         for client in range(self.population.count):
             digest.update(self.population.rows(client).tobytes() + b";")
-        return digest.hexdigest()
+        return self._digests.setdefault(key, digest.hexdigest())
 
     def workplace(self, public_examples: float | None) -> Workplace:
         return replace(self._made[2], public_examples=public_examples)
