@@ -334,3 +334,26 @@ def test_a_table_without_its_schema_or_with_gaps_gets_one_line(
     assert "fill in 'age' (kind); 'id' (kind); 'y' (labels)" in err
     assert err.count("\n") == 1
     assert not (here / "run").exists()
+
+
+def test_features_of_a_set_are_taken_if_neither_they_nor_a_model_are_named(
+    here: Path, monkeypatch: Any, capsys: Any
+) -> None:
+    from dataclasses import replace
+
+    from sordino.named import DATA_SETS
+
+    entry = DATA_SETS.entries["digits"]
+    with_features = replace(entry, facts={**entry.facts, "features": "scattering"})
+    monkeypatch.setitem(DATA_SETS.entries, "digits", with_features)
+    given = ("train", "digits", *PAID, *CHEAP, "--json")
+    found = {}
+    for name, own in {"neither": (), "none": ("--features", "none"), "model": ("--model", "mlp:8")}.items():
+        assert sordino(monkeypatch, *given, *own) == 0
+        said = json.loads(capsys.readouterr().out)
+        found[name] = (said["model"], said.get("features"))
+    assert found == {
+        "neither": ("linear", "scattering"),
+        "none": ("mlp:64", "none"),
+        "model": ("mlp:8", None),
+    }

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from sordino.data.shakespeare import PAD, SPECIAL
 from sordino.imported import imported, one_line
 from sordino.named import DATA_SETS, MODELS
+from sordino.noise import Streams
 
 
 def default_model(data_name: str, input_shape: Sequence[int], features: str | None = None) -> str:
@@ -28,6 +29,20 @@ def default_model(data_name: str, input_shape: Sequence[int], features: str | No
     known = DATA_SETS.entries.get(data_name)
     # Files of one's own may hold tables or images in any layout, and an mlp takes them all.
     return "mlp" if known is None else str(known.facts.get("model", "mlp"))
+
+
+def default_features(data_name: str) -> str | None:
+    """What stands in front of the model when the user names neither; None is nothing. Public facts alone decide."""
+    known = DATA_SETS.entries.get(data_name)
+    return None if known is None else known.facts.get("features")
+
+
+def drawn_model(spec: str, input_shape: Sequence[int], classes: int, seed: int | None) -> nn.Module:
+    """The model with weights drawn from a run's seed, or from the system if it has none."""
+    initial = Streams.from_entropy() if seed is None else Streams.from_seed(seed)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(initial.seed_for("initialisation", 0))
+        return build_model(spec, input_shape, classes)
 
 
 def build_model(spec: str, input_shape: Sequence[int], classes: int) -> nn.Module:

@@ -234,6 +234,7 @@ MODELS = Registry(
 )
 
 # A fact about a set may be the model it gets if nobody names one; else it is an mlp, which takes rows of any shape.
+# Another may be the features that stand in front of a model if nobody names either.
 DATA_SETS = Registry(
     "data set",
     {
@@ -361,9 +362,17 @@ RECIPES = Registry(
             "recipes.oso_grids:mnist",
             "OSO: grids of five methods under one budget each, MNIST (tables 8 and 11)",
         ),
+        "one-run": Entry(
+            "recipes.one_run:one_run",
+            "ours: one untuned run between the grid a user could pay for and an oracle, on twenty tasks",
+        ),
         "private-selection": Entry(
             "recipes.private_selection:selection",
             "ADADP: one run that tunes itself against the best of many by private selection (supplement, table 1)",
+        ),
+        "records": Entry(
+            "recipes.records:records",
+            "ours: `sordino train` with nothing set, beside the best published without pre-training, on images",
         ),
     },
     unknown="there is no {kind} {name!r}: there are {names}",

@@ -42,15 +42,9 @@ def run_folder(out: Path | None, name: str, to_the_second: bool = True) -> Path:
 
 def initial_model(spec: str, loaded: Loaded, seed: int | None) -> nn.Module:
     """A model that fits the data, its weights drawn from the run's seed or from the system."""
-    import torch
+    from sordino.models import drawn_model
 
-    from sordino.models import build_model
-    from sordino.noise import Streams
-
-    initial = Streams.from_entropy() if seed is None else Streams.from_seed(seed)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(initial.seed_for("initialisation", 0))
-        network = build_model(spec, loaded.input_shape, loaded.classes)
+    network = drawn_model(spec, loaded.input_shape, loaded.classes, seed)
     check_outputs(network, loaded, spec)
     return network
 

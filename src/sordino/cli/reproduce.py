@@ -31,6 +31,10 @@ def reproduce(
     out: Annotated[
         Path | None, typer.Option(help="Where results go; default runs/reproduce-NAME-quick or -full.")
     ] = None,
+    only: Annotated[
+        str | None,
+        typer.Option(metavar="PART,...", help="Only these parts of it, if it has any: --only digits,eps=3."),
+    ] = None,
     workers: Annotated[
         int | None, typer.Option(help="Trainings at a time; by default one for each core.")
     ] = None,
@@ -62,11 +66,13 @@ def reproduce(
     from sordino.runs.lock import locked
 
     recipe: Recipe = RECIPES[name]
-    command = ["sordino", "reproduce", name, f"--{size}", *(["--out", str(out)] if out else [])]
+    parts = [part.strip() for part in only.split(",")] if only else []
+    command = ["sordino", "reproduce", name, f"--{size}", *(["--only", ",".join(parts)] if parts else [])]
+    command += ["--out", str(out)] if out else []
     with locked(folder):
         RunDirectory(folder).tidy()  # in case it was that of a run before
         try:
-            report = recipe.function(Workshop(folder, workers), size == "quick")
+            report = recipe.report(Workshop(folder, workers), size == "quick", parts)
         except KeyboardInterrupt:
             raise ValueError(
                 f"interrupted; what is finished is kept, and to go on give the same command: {shlex.join(command)}"

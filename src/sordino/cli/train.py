@@ -87,8 +87,11 @@ def train(
             if resume and out is None:
                 raise ValueError("--resume needs the directory of the run: give it as --out")
 
+            from sordino.models import default_features
             from sordino.training import train as run_training
 
+            if features is None and model is None:
+                features = default_features(data)
             how = _method(method, settings, budget is not None or noise_multiplier is not None)
             user = user_of(data, unit, user_column, rows_per_user, schema)
             check_first(

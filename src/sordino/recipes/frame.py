@@ -108,19 +108,30 @@ Run = Callable[[Sequence[Job]], list[Result]]
 
 @dataclass(frozen=True)
 class Recipe:
-    """A published experiment. ``function(run, quick)`` lists its jobs, has them run, and reports."""
+    """A published experiment. ``function(run, quick)`` lists its jobs, has them run, and reports.
+
+    Where there are ``parts``, the function takes as a third argument which of them to run; with none it runs all.
+    """
 
     name: str
     summary: str
-    function: Callable[[Run, bool], Report]
+    function: Callable[..., Report]
     quick: str  # what --quick runs instead of the whole
+    parts: tuple[str, ...] = ()
+
+    def report(self, run: Run, quick: bool, only: Sequence[str] = ()) -> Report:
+        unknown = [part for part in only if part not in self.parts]
+        if unknown:
+            there = f"there are {', '.join(self.parts)}" if self.parts else f"{self.name} is run as a whole"
+            raise ValueError(f"no part is called {', '.join(unknown)}: {there}")
+        return self.function(run, quick, tuple(only)) if only else self.function(run, quick)
 
 
-def recipe(name: str, quick: str) -> Callable[[Callable[[Run, bool], Report]], Recipe]:
+def recipe(name: str, quick: str, parts: Sequence[str] = ()) -> Callable[[Callable[..., Report]], Recipe]:
     """Makes a function the recipe of this name; what it is about is said where all of them are listed."""
     from sordino.recipes import SUMMARIES
 
-    return lambda function: Recipe(name, SUMMARIES[name], function, quick)
+    return lambda function: Recipe(name, SUMMARIES[name], function, quick, tuple(parts))
 
 
 @dataclass(frozen=True)
@@ -158,7 +169,8 @@ def results_of(run: Run, jobs: Mapping[Key, Sequence[Job]]) -> dict[Key, list[Re
 
     All jobs at once, so that no worker waits for the last of a part.
     """
-    found = iter(run([job for group in jobs.values() for job in group]))
+    every = [job for group in jobs.values() for job in group]
+    found = iter(run(every) if every else [])
     return {key: [next(found) for _ in group] for key, group in jobs.items()}
 
 

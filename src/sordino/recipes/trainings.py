@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -34,9 +34,13 @@ def central(
     epsilon: float | None = None,
     noise_multiplier: float | None = None,
     delta: float | None = 1e-5,
+    judge: Callable[[nn.Module], None] | None = None,
     **how: Any,
 ) -> Result:
-    """One seeded training by a named method; the rest is as `sordino.train` has it."""
+    """One seeded training by a named method; the rest is as `sordino.train` has it.
+
+    ``judge`` is shown the model that comes out, which need not be ``network`` itself.
+    """
     from sordino.methods import method_named
     from sordino.privacy import Budget
     from sordino.training import train as train_it
@@ -55,6 +59,8 @@ def central(
         data_name=data,
         **how,
     )
+    if judge is not None:
+        judge(run.model)
     kept = ("n", "parameters", "epsilon", "noise_multiplier", "steps", "seconds")
     scores = [line["test_accuracy"] for line in run.history if "test_accuracy" in line]
     return {
