@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -179,3 +180,23 @@ def test_what_is_registered_is_there(name: str) -> None:
     assert recipe.name == name
     assert recipe.summary
     assert recipe.quick
+
+
+def test_only_parts_that_there_are(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert reproduce(monkeypatch, "tiny", "--only", "some", *ONE) == 2
+    assert "no part is called some: tiny is run as a whole" in capsys.readouterr().err
+    seen: list[Any] = []
+
+    def parted(run: Run, quick: bool, only: Sequence[str] = ()) -> Report:
+        seen.append(only)
+        return Report([Table("t", ("a",), [("b",)])])
+
+    entry = Entry(Recipe("parted", "of parts", parted, "less", ("one", "two")), "of parts")
+    monkeypatch.setattr(recipes, "RECIPES", Registry("recipe", {"parted": entry}, unknown=REGISTERED.wording))
+    assert reproduce(monkeypatch, "parted", "--only", "two, one", *ONE) == 0
+    assert reproduce(monkeypatch, "parted", *ONE) == 0
+    assert seen == [("two", "one"), ()]
+    assert reproduce(monkeypatch, "parted", "--only", "three", *ONE) == 2
+    assert "there are one, two" in capsys.readouterr().err

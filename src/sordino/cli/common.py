@@ -146,6 +146,13 @@ def user_of(
     return named
 
 
+def features_for(data: str, model: str | None, features: str | None) -> str | None:
+    """As told; those of the data set, if it has any, where nothing is said of features and model."""
+    from sordino.models import default_features
+
+    return default_features(data) if features is None and model is None else features
+
+
 def model_for(loaded: Loaded, features: str | None = None) -> str:
     """The model that is taken if nobody names one: of public facts alone."""
     from sordino.models import default_model

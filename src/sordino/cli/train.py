@@ -12,6 +12,7 @@ from sordino.cli.common import (
     budget_of,
     check_chance,
     declared_name,
+    features_for,
     initial_model,
     loaded_data,
     loggers,
@@ -29,6 +30,8 @@ from sordino.cli.private_bounds import NO_HELD_OUT, bounds_for, check_first, reh
 from sordino.cli.torchrun import joined, own_device, told_to_all
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from sordino.data import Loaded
     from sordino.methods import Method
     from sordino.runs import Run
@@ -84,14 +87,11 @@ def train(
         with told_to_all():
             budget = budget_of(epsilon, delta, noise_multiplier)
             check_chance(seed, secure)
-            if resume and out is None:
-                raise ValueError("--resume needs the directory of the run: give it as --out")
+            _check_resume(resume, out)
 
-            from sordino.models import default_features
             from sordino.training import train as run_training
 
-            if features is None and model is None:
-                features = default_features(data)
+            features = features_for(data, model, features)
             how = _method(method, settings, budget is not None or noise_multiplier is not None)
             user = user_of(data, unit, user_column, rows_per_user, schema)
             check_first(
@@ -141,6 +141,11 @@ def train(
             groups = loaded.users if unit == "user" else None
             run = partial(run_training, loss=task_for(loaded), data=loaded.train, groups=groups, **asked)
         run_and_show(asked["out"], as_json, run, lambda done: [*_lines(done), *_not_looked_at(loaded, data)])
+
+
+def _check_resume(resume: bool, out: Path | None) -> None:
+    if resume and out is None:
+        raise ValueError("--resume needs the directory of the run: give it as --out")
 
 
 def _method(name: str, settings: list[str] | None, has_budget: bool) -> Method:
