@@ -96,7 +96,7 @@ def answered(job: Job, score: Score) -> Result:
     if job.function is tasks.prepared:
         return {"seconds": 60.0, "rows": 100, "threads": 1}
     sizes = {"n": 100, "inputs": 20, "parameters": 42, "epsilon": job.settings.get("epsilon", 0.5)}
-    return {"accuracy": score(job.settings), "balanced": 0.5, **sizes}
+    return {"accuracy": score(job.settings), "balanced": 0.5, "test_loss": "nan", **sizes}
 
 
 def reported(quick: bool, score: Score = rival, only: Sequence[str] = ()) -> tuple[list[Job], Report]:
@@ -201,6 +201,28 @@ def test_the_oracle_is_the_best_by_the_mean_over_seeds() -> None:
     _, report = reported(quick=False, score=lucky, only=("sparse", "eps=3"))
     (cell,) = report.settings["cells"]
     assert (cell["oracle_setting"], cell["oracle"]) == ("DP-Adam 0.01", pytest.approx(79.0))
+
+
+def test_of_equals_the_finalists_have_the_least_loss() -> None:
+    results = {
+        name: {"accuracy": accuracy, "test_loss": loss}
+        for name, accuracy, loss in (("a", 0.9, "nan"), ("b", 0.9, 0.5), ("c", 0.9, 0.2), ("d", 0.95, "inf"))
+    }
+    assert study.finalists(results) == ["d", "c", "b", "a"]
+    assert study.finalists(results, 1) == ["d"]
+
+
+def test_standardised_inputs_are_the_oracles_too_where_a_run_can_have_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for can in (False, True):
+        monkeypatch.setattr(study, "can_standardise", lambda can=can: can)
+        asked, report = reported(quick=False, only=("unscaled", "eps=3"))
+        given = {job.get("standardise") for job in trainings(asked) if job["method"] == "dp-adam"}
+        assert given == ({None, "private"} if can else {None})
+        assert any("privately standardised" in note for note in report.notes) == can
+        shared = [job for job in trainings(asked) if "noise_multiplier" in job]
+        assert not any("standardise" in job for job in shared), "the grid that pays has inputs as they are"
 
 
 def test_quick_varies_rates_alone_and_full_batches_and_averages() -> None:

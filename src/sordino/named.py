@@ -364,7 +364,7 @@ RECIPES = Registry(
         ),
         "one-run": Entry(
             "recipes.one_run:one_run",
-            "ours: one untuned run between the grid a user could pay for and an oracle, on twenty tasks",
+            "ours: one untuned run between the grid a user could pay for and an oracle, on 22 pairs of data and model",
         ),
         "private-selection": Entry(
             "recipes.private_selection:selection",

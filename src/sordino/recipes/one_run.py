@@ -8,6 +8,7 @@ budget, and by private selection.
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -37,7 +38,7 @@ from sordino.recipes.paper import Published
 SAID = Published(__name__)
 NEAR = 0.5  # points
 WIDENED = 4  # times that a grid may grow by a rate
-FINALISTS = 3  # settings of the grids that are run with every seed
+FINALISTS = 5  # settings of the grids that are run with every seed
 FIRST = 1  # seed
 DEFAULT, INDEPENDENT = "default", "default, independent noise"
 GRIDS = SAID.contestants("grids")
@@ -216,7 +217,7 @@ def grid_job(cell: Cell, choice: Choice, seed: int, noise_multiplier: float | No
     batch, average, standardised = choice.variant
     settings = {**rule.settings, "learning_rate": choice.rate} | ({"average": average} if average else {})
     own: dict[str, Any] = {"batch_factor": batch} if batch != 1 else {}
-    own |= {"standardise": True} if standardised else {}
+    own |= {"standardise": "private"} if standardised else {}
     own |= {"epsilon": cell.epsilon} if noise_multiplier is None else {"noise_multiplier": noise_multiplier}
     share = "" if noise_multiplier is None else f" z={noise_multiplier:.4g}"
     name = f"{cell.task.name} eps={cell.epsilon:g}{share} {choice} seed={seed}"
@@ -365,16 +366,21 @@ def _is_inside(grown: Grown, cell: Cell, choice: Choice) -> bool:
 
 def _best_of_rule(grown: Grown, cell: Cell, rule: str) -> Best:
     of_rule = {choice: result for choice, result in _choices(grown, cell) if choice.rule == rule}
-    best = finalists(_accuracies(of_rule), 1)[0]
+    best = finalists(of_rule, 1)[0]
     # Of equals in one grid that which lies inside.
     grid = _accuracies(grown[cell, rule, best.variant])
     best = best._replace(rate=best_rate(grid))
     return Best(best, [of_rule[best]], inside(grid, best.rate))
 
 
-def finalists(scores: Mapping[Key, float], count: int = FINALISTS) -> list[Key]:
-    """The best ones, of equals those that came first."""
-    return sorted(scores, key=lambda each: -scores[each])[:count]
+def finalists(results: Mapping[Key, Result], count: int = FINALISTS) -> list[Key]:
+    """The best ones; of equals, which are many where test rows are few, those with the least loss on test rows."""
+
+    def rank(key: Key) -> tuple[float, float]:
+        loss = float(results[key]["test_loss"])
+        return -float(results[key]["accuracy"]), math.inf if math.isnan(loss) else loss
+
+    return sorted(results, key=rank)[:count]
 
 
 def _finals(
@@ -384,7 +390,7 @@ def _finals(
     job: Callable[[Cell, Choice, int], Job],
 ) -> dict[Cell, tuple[Choice, list[Result]]]:
     """The best by the mean over all seeds, of those that were best with the first."""
-    last = {cell: finalists(_accuracies(of)) for cell, of in tried.items()}
+    last = {cell: finalists(of) for cell, of in tried.items()}
     later = results_of(
         run,
         {(cell, c): [job(cell, c, s) for s in what.later_seeds] for cell in tried for c in last[cell]},

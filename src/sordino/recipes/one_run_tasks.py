@@ -249,7 +249,7 @@ def train_task(
     found = central(
         network, cross_entropy(), loaded.train, loaded.test, data=data, seed=seed, evaluations=1, judge=judge, **how
     )  # fmt: skip
-    names = ("n", "parameters", "epsilon", "noise_multiplier", "steps", "seconds", "accuracy")
+    names = ("n", "parameters", "epsilon", "noise_multiplier", "steps", "seconds", "accuracy", "test_loss")
     inputs = math.prod(loaded.input_shape)
     return {**{name: found[name] for name in names}, **judged, "inputs": inputs, "test": len(loaded.test[1])}
 
