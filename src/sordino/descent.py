@@ -96,7 +96,7 @@ class Descent(Process):
         self.measures = measure is not None
         self._plan, self._method, self._pins, self._measure = plan, plan.method, pins, measure
         self._public_loss = public_loss
-        numbers = plan.terms.numbers(plan.parameters, plan.steps, gate.engine.vector.size)
+        numbers = plan.terms.numbers(gate.engine.vector, plan.steps)
         self._step_state = self._method.step.start(self.theta, numbers)
         self._rate_state = self._method.rate.start(numbers, self.theta)
         self._average = None if self._method.average is None else self.theta.clone()

@@ -20,6 +20,7 @@ from sordino.privacy.budget import check_delta
 from sordino.privacy.events import known_delta, parted
 from sordino.privacy.tails import check_reach
 from sordino.steps import Plan
+from sordino.vector import ParameterVector
 from sordino.warn import warn
 
 if TYPE_CHECKING:
@@ -102,19 +103,23 @@ class Terms:
     def caveat(self) -> str | None:
         return self.sampling.caveat
 
-    def numbers(self, parameters: int, steps: int, size: float, expected: float | None = None) -> Plan:
-        """What rules and controllers may depend on, in a run of so many steps; ``size`` is that of a typical parameter,
-        ``expected`` how many units a step has, where that is not what the sampling says."""
+    def numbers(self, vector: ParameterVector, steps: int, expected: float | None = None) -> Plan:
+        """What rules and controllers of these parameters may depend on, in a run of so many steps; ``expected`` is how
+        many units a step has, where that is not what the sampling says."""
         assert self.steps is not None
+        independent = self.noise.independent or not self.multiplier
         return Plan(
-            parameters,
+            len(vector),
             steps,
             self.steps,
             self.per_epoch,
             self.expected_batch if expected is None else expected,
             self.multiplier,
-            size,
+            vector.size,
             self.noise.restart_steps(self.per_epoch),
+            vector.sizes,
+            vector.layers,
+            None if independent else self.releases.gathered(self.steps),
         )
 
     def check_sensitivity(self, names: Sequence[str]) -> None:

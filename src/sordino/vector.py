@@ -95,6 +95,27 @@ class ParameterVector:
         # numel / fan-in is the length of the first dimension.
         return math.sqrt(sum(s[0] for s in shapes) / sum(s.numel() for s in shapes)) if shapes else 0.1
 
+    @property
+    def sizes(self) -> tuple[tuple[int, float], ...]:
+        """How many numbers each parameter has, and their scale by the same rule: 1/sqrt(fan-in) for weights, for a
+        bias that of the weights it stands beside, and ``size`` for vectors without such."""
+        beside = {
+            slot.name.rpartition(".")[0]: math.sqrt(slot.parameter.shape[0] / slot.parameter.numel())
+            for slot in reversed(self.slots)
+            if slot.parameter.dim() > 1 and slot.parameter.numel()
+        }
+        found = []
+        for slot in self.slots:
+            count = slot.parameter.numel()
+            own = math.sqrt(slot.parameter.shape[0] / count) if slot.parameter.dim() > 1 and count else None
+            found.append((count, own or beside.get(slot.name.rpartition(".")[0], self.size)))
+        return tuple(found)
+
+    @property
+    def layers(self) -> int:
+        """How many parameters are weights, that is not vectors: a bound on how many stand behind one another."""
+        return max(1, sum(slot.parameter.dim() > 1 for slot in self.slots))
+
     def split(self, vector: Tensor) -> Iterator[tuple[Slot, Tensor]]:
         """The parts of ``vector`` in the shape of each parameter, as views."""
         for slot in self.slots:

@@ -125,7 +125,7 @@ class Rounds(Process):
         self._measure = federation.measure(recording.asked.test)
         self.measures = self._measure is not None
         self._federation, self._plan, self._aggregate, self._store = federation, plan, aggregate, store
-        numbers = plan.terms.numbers(plan.parameters, plan.steps, federation.vector.size, plan.expected)
+        numbers = plan.terms.numbers(federation.vector, plan.steps, plan.expected)
         self._server = plan.algorithm.start(self.theta, numbers, plan.public_examples)
         self._machinery, self.repeats = machinery, machinery.repeats
         self._show_clients = machinery.sees_rows and (self.door is None or recording.asked.show_unprotected)

@@ -55,6 +55,9 @@ class _IndependentReleases(Releases):
         _, event = self.charge(0, noise_multiplier, probe_multipliers)
         return repeat(event, self.sampling.charges(steps, self.units))
 
+    def gathered(self, steps: int) -> float:
+        return math.sqrt(steps)
+
     def add_(
         self,
         vector: Tensor,

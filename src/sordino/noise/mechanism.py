@@ -71,6 +71,10 @@ class Releases(ABC):
     def cost(self, steps: int, noise_multiplier: float, probe_multipliers: Sequence[float]) -> DpEvent:
         """All the charges of the first ``steps`` steps, equal ones grouped."""
 
+    @abstractmethod
+    def gathered(self, steps: int) -> float:
+        """The std of the noise in the sum of the first ``steps`` releases, where the multiplier and all thresholds are 1."""
+
     def explanation(self, noise_multiplier: float, probe_multipliers: Sequence[float]) -> str | None:
         """Where the events of a certificate come from, if they do not speak for themselves."""
         return None

@@ -211,6 +211,9 @@ class TreeReleases(Releases):
             return repeat(first, trees)
         return compose([repeat(first, trees - 1), last])
 
+    def gathered(self, steps: int) -> float:
+        return noise_in_running_sum(self.tree, steps, self.per_epoch)[-1]
+
     def explanation(self, noise_multiplier: float, probe_multipliers: Sequence[float]) -> str | None:
         size, completed = self._size(0), self._completed(0)
         squares = _squared_sensitivity(size, self.per_epoch, completed, self.min_separation)

@@ -10,6 +10,9 @@ from torch import Tensor
 from sordino.rates.controller import RateController, State, bounded
 from sordino.steps import Gradient, Plan, StepResult
 
+ONE_LAYER = 3.5  # the travel of a linear model
+DEEPER = 0.75  # with so many layers behind one another it is that many times less, to this power
+
 
 @dataclass(frozen=True)
 class Travel(RateController):
@@ -19,48 +22,67 @@ class Travel(RateController):
 
     With this rate T steps of unrelated directions lead a distance D away, and noise, which is most of a
     private gradient, does lead in unrelated directions. How far it may lead is a matter of the scale of the
-    model's parameters (their ``size``, 1/sqrt(fan-in)) and not of batch size, budget, threshold, or number
-    of steps: so one ``travel`` serves them all (docs/results.md has the measurements). The gradients are
-    measured in units of the threshold, so when it moves, the rate follows.
+    model's parameters (their ``size``, 1/sqrt(fan-in)) and of how many layers disturb one another, and not of
+    batch size, budget, threshold, or number of steps: so one rule serves them all (docs/self_tuning.md has the
+    measurements). The gradients are measured in units of the threshold, so when it moves, the rate follows.
+    Of correlated noise, which later steps take back in part, only what gathers in the sum of all steps counts.
 
     Args:
         travel: How far a run may lead, in times of the norm that weights of such shapes have at
-            1/sqrt(fan-in).
+            1/sqrt(fan-in). None follows from the number of layers L: 3.5 / L^0.75.
 
     Guarantee: post-processing of released gradients, which costs no privacy.
 
     >>> from sordino import Normalised, Sgd, method
-    >>> method(clip=Normalised(), step=Sgd(), rate=Travel(), average=0.1).describe()["needs"]  # what auto is
+    >>> method(clip=Normalised(), step=Sgd(), rate=Travel(), average=0.1).describe()["needs"]
     []
     """
 
-    travel: float = 2.5
+    travel: float | None = None
     adapts = True
     needs_rate = False
     needs_plain_steps = True
 
     def __post_init__(self) -> None:
-        if not 0 < self.travel < math.inf:
+        if self.travel is not None and not 0 < self.travel < math.inf:
             raise ValueError(f"travel must be positive and finite, not {self.travel:g}")
 
     def start(self, plan: Plan, theta: Tensor) -> State:
-        distance = self.travel * plan.size * math.sqrt(plan.parameters)
-        return {"reach": distance / math.sqrt(plan.steps), "steps": 0, "squares": 0.0}
+        travel = ONE_LAYER / plan.layers**DEEPER if self.travel is None else self.travel
+        return {
+            "reach": travel * plan.size * math.sqrt(plan.parameters) / math.sqrt(plan.steps),
+            "steps": 0,
+            "squares": 0.0,  # of the gradients so far; of correlated noise without that of the noise
+            "noise": _gathered(plan) / plan.steps,  # of one step's square, if noise is correlated
+        }
 
     def rate(self, step: int, state: State, gradient: Gradient) -> float:
-        mean = (state["squares"] + _square(gradient)) / (state["steps"] + 1)
+        mean = (state["squares"] + _square(gradient, state)) / (state["steps"] + 1)
+        if state["noise"]:
+            mean = max(0.0, mean) + state["noise"]
         return bounded(state["reach"] / (_unit(gradient) * math.sqrt(mean))) if mean > 0 else 0.0
 
     def update(self, state: State, result: StepResult, theta: Tensor) -> State:
-        squares = sum(_square(g) for g in result.gradients) / len(result.gradients)
+        squares = sum(_square(g, state) for g in result.gradients) / len(result.gradients)
         if not math.isfinite(squares):
             return state  # a gradient that overflowed says nothing about the next
         return {**state, "steps": state["steps"] + 1, "squares": state["squares"] + squares}
+
+
+def _gathered(plan: Plan) -> float:
+    """The squared length of the noise in the sum of all gradients, in units of the threshold; 0 where that of one step
+    tells it as well."""
+    if plan.gathered is None:
+        return 0.0
+    return plan.parameters * (plan.noise_multiplier / plan.expected_batch * plan.gathered) ** 2
 
 
 def _unit(gradient: Gradient) -> float:
     return gradient.threshold if math.isfinite(gradient.threshold) else 1.0
 
 
-def _square(gradient: Gradient) -> float:
-    return (float(gradient.gradient.norm()) / _unit(gradient)) ** 2
+def _square(gradient: Gradient, state: State) -> float:
+    square = (float(gradient.gradient.norm()) / _unit(gradient)) ** 2
+    if not state["noise"]:
+        return square
+    return square - gradient.gradient.numel() * (gradient.noise_std / _unit(gradient)) ** 2

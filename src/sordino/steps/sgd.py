@@ -17,6 +17,8 @@ class Sgd(StepRule):
 
     Args:
         momentum: Of the heavy ball, in [0, 1); 0 is plain SGD.
+        by_layer: The rate of each parameter is the rate times its size over the typical one, 1/sqrt(fan-in): then
+            noise disturbs all layers alike, relative to their weights.
 
     Guarantee: post-processing of released gradients, which costs no privacy.
 
@@ -26,6 +28,7 @@ class Sgd(StepRule):
     """
 
     momentum: float = 0.0
+    by_layer: bool = False
 
     def __post_init__(self) -> None:
         if not 0 <= self.momentum < 1:
@@ -36,7 +39,10 @@ class Sgd(StepRule):
         return self.momentum == 0
 
     def start(self, theta: Tensor, plan: Plan) -> State:
-        return {"velocity": torch.zeros_like(theta)} if self.momentum else {}
+        return {
+            **({"velocity": torch.zeros_like(theta)} if self.momentum else {}),
+            **({"shares": _shares(theta, plan)} if self.by_layer else {}),
+        }
 
     def step(
         self, field: Field, theta: Tensor, rate: Rate, state: State, limit: float = math.inf
@@ -46,5 +52,13 @@ class Sgd(StepRule):
         direction = released.gradient
         if self.momentum:
             direction = state["velocity"].mul_(self.momentum).add_(released.gradient)
+        if self.by_layer:
+            direction = direction * state["shares"]
         theta.add_(direction, alpha=-eta)
         return StepResult((released,), eta, direction)
+
+
+def _shares(theta: Tensor, plan: Plan) -> Tensor:
+    """The size of each parameter's layer, in times of their root mean square."""
+    shares = torch.cat([theta.new_full((count,), size) for count, size in plan.sizes])
+    return shares.div_(shares.square().mean().sqrt())
