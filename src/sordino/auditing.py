@@ -31,7 +31,7 @@ from sordino.gate import Door, ExampleGate, Members, Released
 from sordino.gradients import Engine
 from sordino.methods import Method, method_named
 from sordino.named import SAMPLINGS
-from sordino.noise import GaussianNoise, Streams
+from sordino.noise import GaussianNoise, Known, Streams
 from sordino.privacy import Budget, price
 from sordino.privacy.audit import (
     CONFIDENCES,
@@ -247,10 +247,14 @@ def _setting(
         raise ValueError(f"a run has at least 1 release, not {releases}")
     if unit not in ("example", "user"):
         raise ValueError(f"the unit is example or user, not {unit!r}")
-    how = _sampling(sampling or ("poisson" if method.noise.independent else "fixed-order"), sampling_rate)
+    how = _sampling(
+        sampling or ("poisson" if method.noise.sampling == "poisson" else "fixed-order"),
+        sampling_rate,
+        method.noise.independent,
+    )
     per_epoch = how.steps_per_epoch(UNITS)
     steps, calls = (releases, releases) if federated else method.step.steps(releases, per_epoch)
-    noise = method.noise.planned(calls, per_epoch)
+    noise = method.noise.planned(calls, per_epoch, Known(how, UNITS, budget, _PARAMETERS))
     how = noise.dealt(how, UNITS)
     terms = Terms(method.clip, noise, how, UNITS, calls)
     terms, delta = terms.within(budget, noise_multiplier, delta, "auto")
@@ -266,13 +270,13 @@ def _setting(
     )
 
 
-def _sampling(name: str, rate: float | None) -> Sampling:
+def _sampling(name: str, rate: float | None, independent: bool) -> Sampling:
     if SAMPLINGS.entries[SAMPLINGS.key(name)].facts.get("no guarantee"):
         raise ValueError(
             f"{name} is priced without a guarantee, so there is nothing to audit: choose another"
         )
     if rate is None:
-        rate = 1.0 if name == "poisson" else 0.25
+        rate = 1.0 if name == "poisson" and independent else 0.25
     if not 0 < rate <= 1:
         raise ValueError(f"the sampling rate must be in (0, 1], not {rate:g}")
     if name == "poisson":
