@@ -1,8 +1,8 @@
 """What banded noise costs: a step with 2, 8, 16 and 64 bands beside a DP-SGD step.
 
-Every step adds up the noise of the last steps, a matrix-vector product over as many vectors as there are bands. All take
-turns in one process on the same model and batch size, in a new order each round; medians of the ratios to the DP-SGD step
-of the same round are compared. Batches are Poisson samples; with bands they are drawn from groups that take turns.
+Every step takes back part of the noise of the last steps, of as many vectors as there are bands. All take turns in one
+process on the same model and batch size, in a new order each round; medians of the ratios to the DP-SGD step of the
+same round are compared. Batches are Poisson samples; with bands they are drawn from groups that take turns.
 
     python benchmarks/banded_step.py            # about two minutes on two cores
 """

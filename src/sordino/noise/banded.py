@@ -16,7 +16,6 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
     from sordino.privacy.budget import Budget
 
 MEMORY = 1 << 30  # bytes that the noise of earlier steps may take, where the bands are chosen for the user
-_CHUNK = 1 << 16  # coordinates at a time: what is added up stays in the cache
+_CHUNK = 1 << 14  # coordinates at a time: what is added up stays in the cache
 
 
 @dataclass(frozen=True)
@@ -166,14 +165,16 @@ def _amplified_bands(budget: Budget | None, rate: float, steps: int, most: int) 
     """
     if budget is None:
         return 1
-    best, least, noise = 1, math.inf, 1.0
-    for bands in _candidates(min(most, steps)):
+    best, least, noise, rises = 1, math.inf, 1.0, False
+    most = min(most, steps)
+    for bands in _candidates(most):
+        if rises and bands < most:
+            continue  # ever less amplification, for ever less to gain; but all of an epoch may be one turn for all
         noise = noise_about(budget, min(1.0, rate * bands), -(-steps // bands), start=noise)
         found = noise * error(best_column(bands, steps), steps)
         if found < least:
             best, least = bands, found
-        elif found > 1.25 * least:
-            break  # ever less amplification, for ever less to gain
+        rises = found > 1.25 * least
     return best
 
 
@@ -208,8 +209,8 @@ class BandedReleases(Releases):
             self.sampling.charges(self.steps, self.units),
         )
         return (
-            f"noise of multiplier {noise_multiplier:.6g}, related over {self.bands} steps by a banded matrix of columns "
-            f"of norm 1; a unit takes part once in any {apart} steps, so {visits} times at most in "
+            f"noise of multiplier {noise_multiplier:.6g}, related over {self.bands} steps by a banded matrix whose "
+            f"columns have norm 1; a unit takes part once in any {apart} steps, so {visits} times at most in "
             f"{self.steps}, and its columns do not overlap: an event is one of these times"
             + ("; probes are part of it" if probe_multipliers else "")
         )
@@ -242,51 +243,90 @@ class BandedReleases(Releases):
     ) -> float:
         self.check(step, state)
         state["steps"] = -1  # until this one is done
-        column, place = state["column"].tolist(), step % (self.bands - 1)
+        column = state["column"].numpy()
         # What it whitens to holds whoever took part in the last steps too, so it needs their largest threshold.
         largest = max(threshold, float(state["thresholds"].max()))
         drawn = noise_multiplier * largest
-        recent = self._recent(vector.numel(), state)
-        noise = recent[place]
-        # Row t mod (b - 1) has the noise of step t: the oldest, which is needed once more, is overwritten.
-        ages = (place - np.arange(self.bands - 1)) % (self.bands - 1)
-        ages[place] = self.bands - 1
-        weights = torch.tensor([-column[age] / column[0] for age in ages], dtype=torch.float64)
-        self._take_back_(noise, recent, weights)
+        noise = self._taken_back(column, vector.numel(), step, state)
         draw.accumulate_(noise, drawn / column[0], "noise", step)
         std = self._std(step, drawn, column, state)
         grid = grid_for(threshold, vector.numel())
         check_noise(std, grid)
         meet_(vector, noise, grid)
-        state["thresholds"][place] = threshold
+        state["thresholds"][step % (self.bands - 1)] = threshold
         state["steps"] = step + 1
         return std
 
-    def _recent(self, size: int, state: State) -> Tensor:
-        """The noise of the last steps, [bands - 1, size], where products come out the same to the last bit."""
-        recent: Tensor | None = state.get("recent")
-        if recent is None:
-            recent = torch.zeros(self.bands - 1, size, dtype=torch.float64)
-        elif recent.data_ptr() % 64:  # as a checkpoint may have it
-            recent = recent.clone()
-        state["recent"] = recent
-        return recent
+    @property
+    def ahead(self) -> int:
+        """For so many steps what they take back is added up at once, which reads earlier noise that much less often."""
+        return 16 if self.bands >= 32 else 1
 
-    def _take_back_(self, noise: Tensor, recent: Tensor, weights: Tensor) -> None:
-        """Write ``weights @ recent`` to ``noise``, which is one of its rows."""
+    def _taken_back(self, column: Array, size: int, step: int, state: State) -> Tensor:
+        """-(c_1 n_(t-1) + c_2 n_(t-2) + ...) / c_0 of the noise n of earlier steps, in the place where n_t goes.
+
+        Of what was drawn before a block of steps it is known for all of them when the block begins; of the block itself
+        it is added at each step. Blocks begin at other steps in other parts of the vector, so that no step is slower
+        than the next.
+        """
+        recent = self._kept("recent", self.bands - 1, size, state)  # n_t in row t mod (b - 1)
+        known = self._kept("known", self.ahead, size, state) if self.ahead > 1 else None
+        shares = torch.from_numpy(-column / column[0])
+        begun = _weights(shares, len(recent), step, self.ahead)
+        noise = recent[step % len(recent)]
+        for number, start in enumerate(range(0, size, _CHUNK)):
+            these = slice(start, start + _CHUNK)
+            if known is None:
+                room = self._room(len(noise[these]))
+                noise[these] = torch.mv(recent[:, these].t(), begun[0], out=room)
+                continue
+            inside = (step + number) % self.ahead
+            if inside == 0:
+                torch.mm(begun, recent[:, these], out=known[:, these])
+            part = known[inside, these]
+            for rows, oldest in _since(step - inside, step, len(recent)):
+                ages = slice(oldest - (rows.stop - rows.start) + 1, oldest + 1)
+                part.addmv_(recent[rows, these].t(), shares[ages].flip(0))
+            noise[these] = part
+        return noise
+
+    def _kept(self, name: str, rows: int, size: int, state: State) -> Tensor:
+        """Vectors of the state, where products come out the same to the last bit."""
+        found: Tensor | None = state.get(name)
+        if found is None:
+            found = torch.zeros(rows, size, dtype=torch.float64)
+        elif found.data_ptr() % 64:  # as a checkpoint may have it
+            found = found.clone()
+        state[name] = found
+        return found
+
+    def _room(self, size: int) -> Tensor:
         if not self._rooms:
             self._rooms.append(torch.empty(_CHUNK, dtype=torch.float64))
-        for start in range(0, len(noise), _CHUNK):
-            part = noise[start : start + _CHUNK]
-            room = self._rooms[0][: len(part)]
-            part.copy_(torch.mv(recent[:, start : start + _CHUNK].t(), weights, out=room))
+        return self._rooms[0][:size]
 
-    def _std(self, step: int, drawn: float, column: list[float], state: State) -> float:
+    def _std(self, step: int, drawn: float, column: Array, state: State) -> float:
         """Of the noise of a step: what of each earlier draw is left in it, added up in squares."""
         if step >= len(state["drawn"]):
             state["drawn"] = torch.cat([state["drawn"], torch.zeros_like(state["drawn"])])
         state["drawn"][step] = drawn
         if not self._squares or len(self._squares[0]) <= step:
-            self._squares[:] = [inverse(np.array(column), len(state["drawn"])) ** 2]
+            self._squares[:] = [inverse(column, len(state["drawn"])) ** 2]
         before = state["drawn"][: step + 1].numpy()[::-1]
         return math.sqrt(float(self._squares[0][: step + 1] @ before**2))
+
+
+def _weights(shares: Tensor, rows: int, step: int, ahead: int) -> Tensor:
+    """What the steps from this one on take back of the noise in each row, [ahead, rows]."""
+    ages = (step - 1 - torch.arange(rows)) % rows + 1  # of the noise in each row, from 1 to b - 1
+    later = ages + torch.arange(ahead)[:, None]
+    return torch.where(later <= rows, shares[later.clamp(max=rows)], 0.0)
+
+
+def _since(first: int, step: int, rows: int) -> Iterator[tuple[slice, int]]:
+    """The rows of the noise from step ``first`` to before ``step``, in one piece or two, and the age of their first."""
+    while first < step:
+        row = first % rows
+        count = min(step - first, rows - row)
+        yield slice(row, row + count), step - first
+        first += count
