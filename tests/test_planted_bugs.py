@@ -366,7 +366,7 @@ def test_banded_noise_that_takes_back_too_much_is_caught(caught: Any) -> None:
             releases.add_(rows[step], draw, 1.0, 1.0, step, state)
         column = state["column"].tolist()
         whitened = [sum(column[j] * rows[t - j] for j in range(min(4, t + 1))) for t in range(12)]
-        covariance = np.cov(np.stack([each.numpy() for each in whitened]))  # type: ignore[union-attr]
+        covariance = np.cov(np.stack([each.numpy() for each in whitened]))
         assert np.abs(covariance - np.eye(12)).max() < 0.06
 
     caught(check, lambda patch: patch.setattr(banded_module, "_weights", planted))
