@@ -53,6 +53,23 @@ def test_probes_and_other_trees_stay_below_their_claim(method: str, settings: di
     stands(audited(method_named(method, settings), releases=8))
 
 
+@pytest.mark.parametrize("clip", ["fixed:1.0", "quantile:0.5"])
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"sampling": "fixed-order"},
+        {"sampling": "shuffled", "unit": "user"},
+        {"sampling": "poisson", "sampling_rate": 0.25},
+        {"sampling": "poisson", "sampling_rate": 0.22},
+        {"sampling": "poisson", "sampling_rate": 0.2, "federated": True},
+    ],
+    ids=str,
+)
+def test_banded_noise_stays_below_its_claim(clip: str, how: dict[str, Any]) -> None:
+    settings = {"clip": clip, "rate": "constant:0.1", "noise": "banded:4"}
+    stands(audited(method_named("composed", settings), releases=9, noise_multiplier=0.5, **how))
+
+
 @pytest.mark.parametrize("method", ["dp-sgd", "oso", "dp-ftrl"])
 @pytest.mark.parametrize("how", [{"unit": "user"}, {"federated": True}], ids=["groups", "federation"])
 def test_users_and_clients_stay_below_their_claim(method: str, how: dict[str, Any]) -> None:

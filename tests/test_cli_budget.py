@@ -168,6 +168,35 @@ def test_people_are_told_about_trees() -> None:
     assert "guarantee" not in text
 
 
+BANDED = ("--mechanism", "banded", "--steps", 2000, "--sampling-rate", 0.005, "--delta", 1e-5)
+
+
+def test_bands() -> None:
+    eight = ask("epsilon", *BANDED, "--bands", 8, "--noise-multiplier", 1, "--accountant", "rdp")
+    plain = ("--steps", 250, "--sampling-rate", 0.04, "--delta", 1e-5, "--accountant", "rdp")
+    assert eight["epsilon"] == ask("epsilon", *plain, "--noise-multiplier", 1)["epsilon"]
+    assert (eight["mechanism"], eight["bands"], eight["participations"]) == ("banded", 8, 250)
+    assert (eight["rate_of_group"], eight["amplification"]) == (0.04, True)
+    one = ask("epsilon", *BANDED, "--bands", 1, "--noise-multiplier", 1, "--accountant", "rdp")
+    usual = ("--steps", 2000, "--sampling-rate", 0.005, "--delta", 1e-5, "--accountant", "rdp")
+    assert one["epsilon"] == ask("epsilon", *usual, "--noise-multiplier", 1)["epsilon"]
+
+
+def test_bands_are_chosen_for_a_budget() -> None:
+    amplified = ask("noise", *BANDED, "--epsilon", 3, "--accountant", "rdp")
+    assert (amplified["bands"], amplified["inputs"]["bands"]) == (16, "auto")
+    assert amplified["noise_multiplier"] == pytest.approx(1.6415, rel=1e-3)
+    in_order = ask("noise", *BANDED, "--epsilon", 3, "--sampling", "disjoint", "--bands", "auto")
+    assert (in_order["bands"], in_order["participations"], in_order["amplification"]) == (200, 10, False)
+    assert in_order["zcdp_rho"] == pytest.approx(10 / (2 * in_order["noise_multiplier"] ** 2))
+    text = run("noise", *BANDED, "--epsilon", 3, "--accountant", "rdp").stdout
+    assert (
+        "related over 16 steps; poisson batches, rate 0.005: 16 groups that take turns, each at rate 0.08"
+        in text
+    )
+    assert "a unit takes part once in 16 steps at most, 125 times in 2000" in text
+
+
 def test_people_get_a_few_lines_with_epsilon_rounded_up() -> None:
     result = run("epsilon", "--noise-multiplier", 1.5, "--steps", 2250, "--accountant", "rdp", *POISSON)
     assert result.exit_code == 0
@@ -206,6 +235,16 @@ def test_people_get_a_few_lines_with_epsilon_rounded_up() -> None:
             ("noise", "--epsilon", 1, "--steps", 5, "--delta", 1e-5, "--as-printed"),
             "--as-printed needs --mechanism tree",
         ),
+        (
+            ("noise", "--epsilon", 1, "--steps", 5, "--delta", 1e-5, "--bands", 4),
+            "--bands needs --mechanism banded",
+        ),
+        (("epsilon", *BANDED, "--noise-multiplier", 1), "--bands auto follows from a budget"),
+        (("epsilon", *BANDED, "--noise-multiplier", 1, "--bands", "few"), "--bands must be a whole number"),
+        (("epsilon", *BANDED, "--noise-multiplier", 1, "--bands", 0), "--bands must be a whole number"),
+        (("epsilon", *BANDED, "--noise-multiplier", 1, "--bands", 201), "use at most 200 bands"),
+        (("epsilon", *BANDED, "--noise-multiplier", 1, "--epochs", 2), "--epochs needs --mechanism tree"),
+        (("steps", *BANDED[:2], "--epsilon", 1, "--delta", 1e-5), "cannot count the steps of bands"),
         (("epsilon", *TREE[:4], "--noise-multiplier", 1), "--epochs is missing"),
         (("epsilon", *TREE, "--noise-multiplier", 1, "--epochs", 0), "--epochs must be positive"),
         (("epsilon", *TREE, "--noise-multiplier", 1, "--restart-every", 0), "--restart-every must be"),

@@ -124,6 +124,20 @@ def test_dp_ftrlm_has_tree_noise_and_clients_in_an_order(here: Path, monkeypatch
     assert separated["noise"]["kind"] == "Tree"
 
 
+def test_banded_noise_has_clients_by_turns_or_apart(here: Path, monkeypatch: Any, capsys: Any) -> None:
+    changes = ["--server", "sgdm", "--set", "noise=banded:2", "--out"]
+    by_turns = summary_of(monkeypatch, capsys, *changes, "turns", *NOISY)
+    assert by_turns["noise"] == {"kind": "Banded", "bands": 2}
+    assert by_turns["participation"]["kind"] == "Cyclic"
+    assert by_turns["participation"]["groups"] == 2
+    apart = summary_of(monkeypatch, capsys, *changes, "apart", "--participation", "separated:2", *NOISY)
+    assert apart["participation"]["kind"] == "Separated"
+    for name, summary in (("turns", by_turns), ("apart", apart)):
+        certificate = json.loads((here / name / "certificate.json").read_text())
+        assert recompute(certificate).epsilon == summary["epsilon"] > 0
+        assert any("banded matrix" in line for line in certificate["assumptions"])
+
+
 def test_settings_reach_what_they_are_about(here: Path, monkeypatch: Any, capsys: Any) -> None:
     summary = summary_of(
         monkeypatch, capsys,
@@ -237,6 +251,10 @@ BAD: list[tuple[list[str], str]] = [
     (["--set", "learning_rate=-1"], "positive"),
     (["--set", "threshold=1"], "has no setting 'threshold'"),  # there is nothing to clip without privacy
     (["--set", "restart_every=2", *NOISY], "restart_every is for tree noise"),
+    (["--set", "noise=banded:2"], "noise is for user-level privacy"),
+    ([*NOISY, "--set", "noise=pink"], "there is no noise mechanism 'pink'"),
+    ([*NOISY, "--set", "noise=banded:9"], "use at most 3 bands"),
+    ([*NOISY, "--set", "noise=banded:2", "--participation", "fixed"], "an order or by turns"),
     (["--epsilon", "3"], "--delta: choose one well below 1/clients, such as 1e-2"),
     (["--epsilon", "3", "--clients", "500"], "such as 1e-4"),
     (["--device", "gpu"], "there is no device 'gpu' here"),

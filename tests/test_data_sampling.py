@@ -8,7 +8,7 @@ import numpy.typing as npt
 import pytest
 from scipy import stats
 
-from sordino.data import FixedOrder, Poisson, Sampling, Separated, Shuffled, WithoutReplacement
+from sordino.data import Cyclic, FixedOrder, Poisson, Sampling, Separated, Shuffled, WithoutReplacement
 from sordino.noise import Streams
 
 
@@ -243,3 +243,66 @@ def test_more_units_than_there_are() -> None:
             sampling.check(n)
         with pytest.raises(ValueError, match="use"):
             sampling.units(0, n, streams)
+
+
+@pytest.mark.parametrize(("rate", "groups", "n"), [(0.3, 4, 50), (0.5, 1, 20), (1.0, 3, 10), (0.2, 7, 7)])
+def test_cyclic_draws_from_the_group_whose_turn_it_is_and_from_no_other(
+    rate: float, groups: int, n: int
+) -> None:
+    sampling, streams = Cyclic(rate, groups), Streams.from_seed(9)
+    counts, steps = np.zeros(n), 400 * groups
+    everybody = np.arange(n)
+    for step in range(steps):
+        units = sampling.units(step, n, streams)
+        assert (units % groups == step % groups).all()
+        assert np.array_equal(everybody[sampling.turns(step, everybody)], everybody[step % groups :: groups])
+        assert (units < n).all()
+        assert np.all(np.diff(units) > 0)
+        counts[units] += 1
+    # Of 400 turns each unit takes part in a binomial number.
+    assert np.abs(counts - 400 * rate).max() <= 5 * np.sqrt(400 * rate * (1 - rate)) + 1e-9
+    assert sampling.expected_batch(n) == pytest.approx(counts.sum() / steps, rel=0.1)
+
+
+def test_cyclic_is_paid_once_a_turn_at_the_rate_of_its_group() -> None:
+    sampling = Cyclic(0.2, 4)
+    assert sampling.amplified_rate(100) == 0.2
+    assert sampling.expected_batch(100) == 5
+    assert sampling.steps_per_epoch(100) == 20
+    assert sampling.returns_after(100) == 4
+    assert [sampling.charge_key(step, 100) for step in (0, 3, 4, 11)] == [
+        "turn:0",
+        "turn:0",
+        "turn:1",
+        "turn:2",
+    ]
+    assert [sampling.charges(steps, 100) for steps in (0, 1, 4, 5, 8)] == [0, 1, 1, 2, 2]
+    assert sampling.order_lasts(100) == 0  # it is known when a unit may come, and not that it does
+    assert "4 groups" in sampling.assumption
+    assert "secret" in sampling.assumption
+    assert "nothing is assumed to be random" in Cyclic(1.0, 4).assumption
+
+
+def test_how_soon_a_unit_may_return_is_what_its_sampling_does() -> None:
+    """By counting: in no sampling does a unit come back sooner than it says."""
+    streams, n, steps = Streams.from_seed(10), 24, 300
+    for sampling in (
+        Cyclic(0.5, 5), FixedOrder(5), Shuffled(5, every=None), Separated(2, 3), Shuffled(5), Poisson(0.5),
+        WithoutReplacement(5), Shuffled(5, every=2), Shuffled(5, assume_poisson=True),
+    ):  # fmt: skip
+        last, soonest = np.full(n, -(10**6)), steps
+        for step in range(steps):
+            units = sampling.units(step, n, streams)
+            soonest = min([soonest, *(step - last[units]).tolist()])
+            last[units] = step
+        assert soonest >= sampling.returns_after(n)
+        assert soonest == sampling.returns_after(n) or sampling.returns_after(n) == 1
+
+
+@pytest.mark.parametrize("wrong", [(0.0, 2), (1.1, 2), (0.5, 0), (0.5, 1.5)])
+def test_cyclic_is_checked(wrong: tuple[float, int]) -> None:
+    with pytest.raises(ValueError, match=r"the sampling rate must|groups is a whole number"):
+        Cyclic(*wrong)
+    Cyclic(0.5, 6).check(6)
+    with pytest.raises(ValueError, match="at most 5"):
+        Cyclic(0.5, 6).check(5)

@@ -200,5 +200,10 @@ def test_prices_of_ways_to_take_part() -> None:
     tree = private(
         clip=sd.Fixed(0.1), participation=sd.Separated(3, separation=3), rounds=8, noise=sd.Tree(False, None)
     )
+    bands = private(
+        clip=sd.Fixed(0.1), participation=sd.Separated(3, separation=3), rounds=8, noise=sd.Banded()
+    )
+    assert bands.summary["noise"] == {"kind": "Banded", "bands": 4}
+    assert bands.epsilon == ordered.epsilon  # whose sums are noisier
     # Two visits at distance 4 in a tree of 8: 1 + 1 nodes at heights 0, 1, 2 and 4 at the root.
     assert tree.certificate["events"]["noise_multiplier"] == pytest.approx(1 / np.sqrt(10))

@@ -27,7 +27,11 @@ METHODS = {
     "dp-adam": ["--epochs", "150", "--set", "target_quantile=0.5", "--set", "average=0.5"],
     "dp-ftrl": ["--epochs", "60", "--set", "restart_every=20", "--set", "target_quantile=0.8"],
     "adadp": ["--epochs", "60", "--set", "online=true", "--set", "freeze_after=30"],
-}
+    "composed": [
+        "--epochs", "12", "--batch-size", "16", "--set", "noise=banded:40", "--set", "clip=quantile:0.8",
+        "--set", "rate=constant:0.3",
+    ],
+}  # fmt: skip
 
 
 FEDERATE = [
@@ -46,6 +50,9 @@ MORE_FEDERATIONS = {
     "feddyn-dropping-out": ["--algorithm", "feddyn", "--drop-out", "0.3", "--over-selection", "1.5"],
     "dp-adabest": [
         "--noise-multiplier", "1", "--delta", "1e-3", "--accountant", "rdp", "--workers", "2", "--store", "file",
+    ],
+    "dp-fedavg-banded": [
+        "--noise-multiplier", "1", "--delta", "1e-3", "--accountant", "rdp", "--set", "noise=banded:5",
     ],
     "dp-fedavg-separated": [
         "--server", "dp-ftrl", "--noise-multiplier", "1", "--delta", "1e-3", "--accountant", "rdp",
@@ -139,9 +146,10 @@ def check(folder: Path, method: str, points: int, seed: int) -> int:
     return cut
 
 
-@pytest.mark.parametrize("name", ["dp-ftrl", "adabest"])
+@pytest.mark.parametrize("name", ["dp-ftrl", "composed", "adabest"])
 def test_a_sample(name: str, tmp_path: Path) -> None:
-    """What has most to put back: trees and a threshold that moves, and clients in processes and files of their own."""
+    """What has most to put back: trees, bands and a threshold that moves, and clients in processes and files of their
+    own."""
     assert check(tmp_path, name, points=1, seed=1) >= 1
 
 

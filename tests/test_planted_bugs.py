@@ -18,8 +18,9 @@ import torch
 from torch import Tensor, nn
 
 import sordino.gradients.engine as engine_module
+import sordino.noise.banded as banded_module
 import sordino.noise.independent as independent_module
-from sordino import Fixed, Gate, Ledger, Poisson, Quantile
+from sordino import Banded, Fixed, FixedOrder, Gate, Ledger, Poisson, Quantile
 from sordino.auditing import audit_gate
 from sordino.clipping import ClippingPolicy, Normalised, Online, Probe
 from sordino.data import Sampling
@@ -336,6 +337,39 @@ def test_a_tree_node_drawn_twice_is_caught(caught: Any, efficient: bool) -> None
     settings = {"efficient": efficient}
     check = the_audit_stands("dp-ftrl", runs=90, releases=4, settings=settings, noise_multiplier=2.0)
     caught(check, lambda patch: patch.setattr(_Nodes, "add_", planted))
+
+
+def test_banded_noise_that_is_too_small_is_caught(caught: Any) -> None:
+    """Two thirds of what is paid for."""
+    accumulate = GaussianNoise.accumulate_
+
+    def planted(self: GaussianNoise, vector: Tensor, std: float, purpose: str, step: int) -> None:
+        accumulate(self, vector, 2 / 3 * std, purpose, step)
+
+    settings = {"clip": "fixed:1.0", "rate": "constant:0.1", "noise": "banded:4"}
+    check = the_audit_stands("composed", 400, releases=4, settings=settings, noise_multiplier=0.6)
+    caught(check, lambda patch: patch.setattr(GaussianNoise, "accumulate_", planted))
+
+
+def test_banded_noise_that_takes_back_too_much_is_caught(caught: Any) -> None:
+    """With the newest noise taken back twice, what is left hides less."""
+    begun = banded_module._weights
+
+    def planted(shares: Tensor, rows: int, step: int, ahead: int) -> Tensor:
+        return 1.6 * begun(shares, rows, step, ahead)
+
+    def check() -> None:
+        releases = Banded(4).over(FixedOrder(4), 16, 12)
+        state, draw = releases.start(), GaussianNoise(Streams.from_seed(1))
+        rows = torch.zeros(12, 20_000, dtype=torch.float64)
+        for step in range(12):
+            releases.add_(rows[step], draw, 1.0, 1.0, step, state)
+        column = state["column"].tolist()
+        whitened = [sum(column[j] * rows[t - j] for j in range(min(4, t + 1))) for t in range(12)]
+        covariance = np.cov(np.stack([each.numpy() for each in whitened]))
+        assert np.abs(covariance - np.eye(12)).max() < 0.06
+
+    caught(check, lambda patch: patch.setattr(banded_module, "_weights", planted))
 
 
 def test_q_without_its_noise_is_caught(caught: Any) -> None:

@@ -43,6 +43,7 @@ CENTRAL = [
     ("adadp", {}),
     ("oso", {}),
     ("dp-ftrl", {}),
+    ("composed", {"clip": "fixed:1.0", "rate": "constant:0.1", "noise": "banded:3"}),
     ("auto", {}),
     ("dp-adam", {}),
     ("composed", {"clip": "quantile"}),

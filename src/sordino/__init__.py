@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from sordino.clipping import Quantile as Quantile
     from sordino.clipping import Unclipped as Unclipped
     from sordino.data import Column as Column
+    from sordino.data import Cyclic as Cyclic
     from sordino.data import FixedOrder as FixedOrder
     from sordino.data import Poisson as Poisson
     from sordino.data import Schema as Schema
@@ -67,6 +68,7 @@ if TYPE_CHECKING:
     from sordino.methods import method as method
     from sordino.methods import oso as oso
     from sordino.methods import sgd as sgd
+    from sordino.noise import Banded as Banded
     from sordino.noise import Gaussian as Gaussian
     from sordino.noise import Tree as Tree
     from sordino.own_loop import PrivateLoop as PrivateLoop
@@ -115,11 +117,13 @@ _HOMES = {
     "AdaBest": "sordino.federated",
     "Adam": "sordino.steps",
     "AdamWithoutSecondMoments": "sordino.steps",
+    "Banded": "sordino.noise",
     "Before": "sordino.runs.before",
     "Budget": "sordino.privacy",
     "Column": "sordino.data",
     "Conditions": "sordino.federated",
     "Constant": "sordino.rates",
+    "Cyclic": "sordino.data",
     "Dirichlet": "sordino.data.partitions",
     "DistanceOverGradients": "sordino.rates",
     "Extrapolation": "sordino.steps",

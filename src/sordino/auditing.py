@@ -31,7 +31,7 @@ from sordino.gate import Door, ExampleGate, Members, Released
 from sordino.gradients import Engine
 from sordino.methods import Method, method_named
 from sordino.named import SAMPLINGS
-from sordino.noise import GaussianNoise, Streams
+from sordino.noise import GaussianNoise, Known, Streams
 from sordino.privacy import Budget, price
 from sordino.privacy.audit import (
     CONFIDENCES,
@@ -43,6 +43,7 @@ from sordino.privacy.audit import (
     gaussian_ratio,
     mixed_ratio,
     profile_of,
+    ratios_by_step,
     sampled_ratio,
     whitened_ratio,
 )
@@ -247,10 +248,14 @@ def _setting(
         raise ValueError(f"a run has at least 1 release, not {releases}")
     if unit not in ("example", "user"):
         raise ValueError(f"the unit is example or user, not {unit!r}")
-    how = _sampling(sampling or ("poisson" if method.noise.independent else "fixed-order"), sampling_rate)
+    how = _sampling(
+        sampling or ("poisson" if method.noise.sampling == "poisson" else "fixed-order"),
+        sampling_rate,
+        method.noise.independent,
+    )
     per_epoch = how.steps_per_epoch(UNITS)
     steps, calls = (releases, releases) if federated else method.step.steps(releases, per_epoch)
-    noise = method.noise.planned(calls, per_epoch)
+    noise = method.noise.planned(calls, per_epoch, Known(how, UNITS, budget, _PARAMETERS))
     how = noise.dealt(how, UNITS)
     terms = Terms(method.clip, noise, how, UNITS, calls)
     terms, delta = terms.within(budget, noise_multiplier, delta, "auto")
@@ -266,13 +271,13 @@ def _setting(
     )
 
 
-def _sampling(name: str, rate: float | None) -> Sampling:
+def _sampling(name: str, rate: float | None, independent: bool) -> Sampling:
     if SAMPLINGS.entries[SAMPLINGS.key(name)].facts.get("no guarantee"):
         raise ValueError(
             f"{name} is priced without a guarantee, so there is nothing to audit: choose another"
         )
     if rate is None:
-        rate = 1.0 if name == "poisson" else 0.25
+        rate = 1.0 if name == "poisson" and independent else 0.25
     if not 0 < rate <= 1:
         raise ValueError(f"the sampling rate must be in (0, 1], not {rate:g}")
     if name == "poisson":
@@ -393,18 +398,20 @@ def _scores(setting: _Setting, seen: _Seen) -> Array:
     pull = _PULL * setting.scale
     stds = np.maximum(np.array(seen.stds), _LEAST_STD * setting.scale)
     probes = np.array(seen.probes)
-    ratios = [] if setting.method.noise.independent else [_tree_ratios(setting, seen)]
+    independent, coin = setting.method.noise.independent, setting.sampling.coin
+    ratios = [] if independent or coin is not None else [_correlated_ratios(setting, seen)]
     parts = [
         _probe_ratio(setting, probe, probes[..., number], thresholds)
         for number, probe in enumerate(setting.probes)
     ]
-    if not ratios:
+    if independent:
         parts.append(gaussian_ratio(np.array(seen.canary), np.minimum(thresholds, pull), stds))
+    elif coin is not None:
+        parts.append(_ratios_of_turns(setting, seen))
     ratios += [_over_steps(setting, seen, part) for part in parts]
-    if setting.sampling.coin is not None:
-        together = _over_steps(setting, seen, np.sum(parts, axis=0))  # one coin for all that a release shows
-    else:
-        together = np.sum(ratios, axis=0)
+    together = np.sum(ratios, axis=0)
+    if coin is not None:  # one for all that a release shows
+        together = _over_steps(setting, seen, np.sum(parts, axis=0))
     others = (np.array(seen.others) / stds).sum(1)
     return np.column_stack([together, *ratios, others])
 
@@ -413,7 +420,8 @@ def _over_steps(setting: _Setting, seen: _Seen, ratios: Array) -> Array:
     """The ratio of a run from those of its releases, for a canary whose turns are known or left to chance."""
     coin = setting.sampling.coin
     if coin is not None:
-        return np.asarray(sampled_ratio(ratios, coin).sum(1))
+        turns = [setting.sampling.turns(step, np.array([CANARY])) for step in range(setting.calls)]
+        return np.asarray((sampled_ratio(ratios, coin) * np.stack(turns, axis=1)).sum(1))
     return np.asarray((ratios * np.array(seen.turns)).sum(1))
 
 
@@ -428,8 +436,9 @@ def _probe_ratio(setting: _Setting, probe: Probe, seen: Array, thresholds: Array
     each = np.where(thresholds < _OTHERS * setting.scale, -0.5, 0.5)
     coin = setting.sampling.coin
     if coin is not None:
-        many = np.arange(UNITS)
-        weights = _binomial(UNITS - 1, coin)
+        others = int(setting.sampling.turns(CANARY, np.arange(UNITS)).sum()) - 1  # whose turn is the canary's
+        many = np.arange(others + 1)
+        weights = _binomial(others, coin)
     else:
         many, weights = np.array([int(setting.expected_batch) - 1]), np.ones(1)
     return mixed_ratio(seen, moved, std, each[..., None] * many, weights)
@@ -439,7 +448,24 @@ def _binomial(trials: int, rate: float) -> Array:
     return np.array([math.comb(trials, k) * rate**k * (1 - rate) ** (trials - k) for k in range(trials + 1)])
 
 
-def _tree_ratios(setting: _Setting, seen: _Seen) -> Array:
+def _ratios_of_turns(setting: _Setting, seen: _Seen) -> Array:
+    """For each run and step, correlated releases for a canary that takes part in that one, whitened: they add up for a
+    canary whose parts do not overlap then, each with a coin of its own."""
+    pull = _PULL * setting.scale
+    matrices: dict[tuple[float, ...], Array] = {}
+    found = []
+    for canary, thresholds in zip(seen.canary, seen.thresholds, strict=True):
+        key = tuple(thresholds)
+        if key not in matrices:
+            if len(matrices) > 100:
+                matrices.clear()
+            matrices[key] = noise_matrix(setting.terms, key)
+        moved = np.minimum(thresholds, pull)
+        found.append(ratios_by_step(np.array(canary)[:, None], moved, matrices[key])[:, 0])
+    return np.array(found)
+
+
+def _correlated_ratios(setting: _Setting, seen: _Seen) -> Array:
     """Releases whose noise is correlated: whitened by the noise that these thresholds make."""
     pull = _PULL * setting.scale
     matrices: dict[tuple[float, ...], Array] = {}

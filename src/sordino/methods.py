@@ -21,6 +21,7 @@ from sordino.rates import (
     Travel,
 )
 from sordino.steps import Adam, AdamWithoutSecondMoments, Extrapolation, Ftrl, Sgd, StepRule
+from sordino.terms import check_together
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class Method:
         clip: The clipping policy: how much a unit may say.
         step: The step rule: how gradients move theta.
         rate: The rate controller: how far.
-        noise: The mechanism: ``Gaussian()`` or ``Tree()``.
+        noise: The mechanism: ``Gaussian()``, ``Banded()`` or ``Tree()``.
         average: The share of the run that an exponential average of the iterates looks back over (None
             for none), and 1 is the plain average of all of them, from the first: online-to-batch conversion.
             It is free post-processing, and when it is on, it is the model that comes out.
@@ -81,6 +82,7 @@ class Method:
                 f"{_kind(self.step)} leaves gradients out, and the noise of {_kind(self.noise)} cancels only if all of "
                 "them are used: use keep='hat'"
             )
+        check_together(self.clip, self.noise)
         if self.clip.needs_linear_steps and not self.step.linear:
             raise ValueError(
                 f"{_kind(self.clip)} follows the derivative of a step by the threshold, which for {_kind(self.step)} "
@@ -119,7 +121,7 @@ def method(
         step: ``Sgd``, ``Adam``, ``AdamWithoutSecondMoments``, ``Extrapolation`` or ``Ftrl``.
         rate: ``Constant``, ``Scheduled``, ``Tolerance``, ``Hypergradient``, ``Travel`` or
             ``DistanceOverGradients``.
-        noise: ``Gaussian()``, the default, or ``Tree()``.
+        noise: ``Gaussian()``, the default, ``Banded()`` or ``Tree()``.
         average: The share of the run that an average of the iterates looks back over; 1 is the average of
             all.
         name: What run.json calls it.

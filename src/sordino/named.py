@@ -36,6 +36,7 @@ CLIPS = Registry(
 NOISES = Registry(
     "noise mechanism",
     {
+        "banded": Entry("noise:Banded", "noise that the next steps take back in part", takes="bands"),
         "gaussian": Entry("noise:Gaussian", "fresh noise in each step"),
         "tree": Entry("noise:Tree", "the tree aggregation of DP-FTRL", takes="restart_every"),
     },

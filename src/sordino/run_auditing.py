@@ -40,7 +40,7 @@ from sordino.gradients import Engine, Loss, call_model, evaluating, refuse
 from sordino.methods import Method, method_named
 from sordino.noise import Streams
 from sordino.privacy import Guarantee
-from sordino.privacy.audit import Array, gaussian_ratio, sampled_ratio
+from sordino.privacy.audit import Array, gaussian_ratio, ratios_by_step, sampled_ratio, whitened_ratio
 from sordino.privacy.loss_distribution import SMALLEST_DELTA
 from sordino.privacy.one_run import LEAST_CANARIES, Coins, OneRun, check_confidence, one_run
 from sordino.ranks import refuse_several
@@ -581,22 +581,26 @@ class _Watch:
         self._total = np.zeros(hidden.count)
         self._thresholds: list[float] = []
         self._sums: list[Array] = []
+        self._probes: list[Array] = []
         self._turns: list[npt.NDArray[np.bool_]] = []
 
     def record(self, released: Released) -> None:
         ratio = self._of_probes(released)
-        coin, independent = self._coin, self._terms.noise.independent
+        sampling, coin, independent = self._terms.sampling, self._coin, self._terms.noise.independent
         if independent:
             ratio = ratio + self._of_gradient(released)
-        if coin is not None:
-            self._total += sampled_ratio(ratio, coin)  # one coin for all that a release shows
-            return
-        units = self._terms.sampling.units(released.step, self._terms.units, self._streams)
-        turns = np.isin(self._hidden.places, units)
-        self._total += ratio * turns
+        if coin is None:
+            units = sampling.units(released.step, self._terms.units, self._streams)
+            turns = np.isin(self._hidden.places, units)
+            self._total += ratio * turns
+        else:
+            turns = sampling.turns(released.step, self._hidden.places)
+            if independent:
+                self._total += sampled_ratio(ratio, coin) * turns  # one coin for all that a release shows
         if not independent:
             self._thresholds.append(released.threshold)
             self._sums.append(self._seen(released.gradient))
+            self._probes.append(ratio)
             self._turns.append(turns)
 
     def sync(self) -> None:
@@ -632,10 +636,11 @@ class _Watch:
 
     def _whitened(self) -> Array:
         """Releases whose noise is correlated: whitened by the noise that these thresholds make."""
-        noise = noise_matrix(self._terms, self._thresholds)
-        covariance = noise @ noise.T
-        floor = 1e-9 * float(np.trace(covariance)) / len(covariance) + 1e-100
-        moved = np.minimum(self._thresholds, self._pull)[:, None] * np.stack(self._turns)
-        weights = np.linalg.solve(covariance + floor * np.eye(len(covariance)), moved)
-        found: Array = ((np.stack(self._sums) - moved / 2) * weights).sum(0)
+        noise, sums = noise_matrix(self._terms, self._thresholds), np.stack(self._sums)
+        moved, turns = np.minimum(self._thresholds, self._pull), np.stack(self._turns)
+        if self._coin is None:
+            return whitened_ratio(sums, moved[:, None] * turns, noise)
+        # A canary's turns do not overlap once whitened, and each has a coin of its own.
+        ratios = ratios_by_step(sums, moved, noise) + np.stack(self._probes)
+        found: Array = (sampled_ratio(ratios, self._coin) * turns).sum(0)
         return found

@@ -54,6 +54,7 @@ class Terms:
             )
         if not isinstance(self.noise, Mechanism):
             raise ValueError(f"noise must be a mechanism such as Tree(restart_every=1), not {self.noise!r}")
+        check_together(self.clip, self.noise)
         self.sampling.check(self.units)
 
     @cached_property
@@ -167,6 +168,15 @@ class Terms:
             return noise_for(budget, self.cost_with, accountant)
         check_besides(besides, budget, accountant)
         return noise_for(budget, lambda z: compose([besides, self.cost_with(z)]), accountant)
+
+
+def check_together(clip: ClippingPolicy, noise: Mechanism) -> None:
+    """Raise ValueError where a threshold would follow gradients that this noise does not let be compared."""
+    if clip.compares_gradients and not noise.comparable:
+        raise ValueError(
+            f"{type(clip).__name__} compares gradients of different batches, and the noise of {type(noise).__name__} "
+            "takes back that of the batches before: use a Quantile threshold"
+        )
 
 
 def check_besides(besides: DpEvent, budget: Budget, accountant: str) -> None:

@@ -17,7 +17,8 @@ from sordino.descent import Descent, DescentPlan
 from sordino.gate import ExampleGate, Members, Shares
 from sordino.gradients import Engine, Loss, refuse
 from sordino.methods import Method, method_named
-from sordino.privacy import approximate, compose
+from sordino.noise import Known
+from sordino.privacy import Budget, approximate, compose
 from sordino.ranks import Ranks, gathered
 from sordino.registry import is_number, is_whole, said
 from sordino.runs import Run
@@ -218,7 +219,16 @@ def planned_descent(
 ) -> DescentPlan:
     """What is laid down from public numbers: steps, batches, and the noise they need."""
     units, asked = members.count, recording.asked
-    outline = outlined(method, units, epochs, batch_size, sampling, secure=asked.secure)
+    outline = outlined(
+        method,
+        units,
+        epochs,
+        batch_size,
+        sampling,
+        secure=asked.secure,
+        budget=asked.budget,
+        parameters=parameters,
+    )
     method = outline.method
     terms, delta = _noised(method, outline.terms, asked)
     method.step.check(terms.multiplier)
@@ -268,8 +278,10 @@ def outlined(
     sampling: str | None,
     *,
     secure: bool = False,
+    budget: Budget | None = None,
+    parameters: int | None = None,
 ) -> Outline:
-    """Steps and batches of a run on so many units; what was left open is chosen by their number."""
+    """Steps and batches of a run on so many units; what was left open is chosen by public numbers."""
     batch_size = default_batch_size(units) if batch_size is None else batch_size
     epochs = default_epochs(units) if epochs is None else epochs
     sampling = sampling or method.noise.sampling
@@ -278,7 +290,7 @@ def outlined(
         raise ValueError(f"epochs must be a positive number, not {said(epochs)}")
     per_epoch = how.steps_per_epoch(units)
     steps, batches = method.step.steps(max(1, round(epochs * per_epoch)), per_epoch)
-    noise = method.noise.planned(batches, per_epoch)
+    noise = method.noise.planned(batches, per_epoch, Known(how, units, budget, parameters))
     terms = Terms(method.clip, noise, noise.dealt(how, units), units, batches, secure=secure)
     return Outline(replace(method, noise=noise), terms, steps, epochs, batch_size, sampling)
 

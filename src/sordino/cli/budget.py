@@ -16,7 +16,7 @@ from sordino.named import ACCOUNTANTS, STOPPINGS
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
 
-    from sordino.privacy import Guarantee
+    from sordino.privacy import Budget, Guarantee
 
 T = TypeVar("T")
 
@@ -34,11 +34,13 @@ _UNIT = (
 )
 UNIT_NOTE = f"{_UNIT} n, rate and steps are public"
 TREE_UNIT_NOTE = f"{_UNIT} n, steps and restarts are public"
+_MANY_UNITS = 10**12
 AS_PRINTED = "as printed, not a guarantee"
 
 
 class Mechanism(StrEnum):
     gaussian = "gaussian"
+    banded = "banded"
     tree = "tree"
 
 
@@ -69,7 +71,10 @@ def _tree_option(text: str, *flags: str, **more: Any) -> Any:
 
 MechanismOption = Annotated[
     Mechanism,
-    typer.Option(help="gaussian: fresh noise in each step. tree: the tree aggregation of DP-FTRL."),
+    typer.Option(
+        help="gaussian: fresh noise in each step. banded: noise that the next steps take back in part. tree: the tree "
+        "aggregation of DP-FTRL."
+    ),
 ]
 NoiseOption = Annotated[
     float | None, typer.Option(help="Std of the noise over the sensitivity; 0 means none, and epsilon inf.")
@@ -94,6 +99,13 @@ SamplingOption = Annotated[
 Accountant = Annotated[str, typer.Option(help=f"{ACCOUNTANTS.help()}.", callback=_known_accountant)]
 ConversionOption = Annotated[Conversion, typer.Option(help="From RDP to epsilon; pld takes none.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print exactly one JSON object.")]
+BandsOption = Annotated[
+    str | None,
+    typer.Option(
+        help="Banded: over how many steps noise is related; auto: as train does it, for the budget.",
+        show_default="auto",
+    ),
+]
 StepsPerEpochOption = Annotated[int | None, _tree_option("batches in an epoch.")]
 EpochsOption = Annotated[float | None, _tree_option("passes over the data, whole or not.")]
 RestartOption = Annotated[
@@ -162,6 +174,7 @@ def epsilon(
     sampling_rate: RateOption = None,
     sampling: SamplingOption = None,
     mechanism: MechanismOption = Mechanism.gaussian,
+    bands: BandsOption = None,
     steps_per_epoch: StepsPerEpochOption = None,
     epochs: EpochsOption = None,
     restart_every: RestartOption = None,
@@ -191,7 +204,7 @@ def epsilon(
         max_participation,
         as_printed,
     )
-    plan = _selected(_plan(mechanism, plain, tree), runs, stopping)
+    plan = _selected(_plan(mechanism, plain, tree, bands), runs, stopping)
     accountant = _printed_by(accountant, as_printed)
     guarantee = price(plan.event(z), _given(delta, "--delta"), accountant, conversion.value)
     inputs = {"noise_multiplier": z, **plan.inputs, "delta": delta}
@@ -206,6 +219,7 @@ def noise(
     sampling_rate: RateOption = None,
     sampling: SamplingOption = None,
     mechanism: MechanismOption = Mechanism.gaussian,
+    bands: BandsOption = None,
     steps_per_epoch: StepsPerEpochOption = None,
     epochs: EpochsOption = None,
     restart_every: RestartOption = None,
@@ -235,7 +249,7 @@ def noise(
         max_participation,
         as_printed,
     )
-    plan = _selected(_plan(mechanism, plain, tree), runs, stopping)
+    plan = _selected(_plan(mechanism, plain, tree, bands, budget), runs, stopping)
     accountant = _printed_by(accountant, as_printed)
     z = noise_for(budget, plan.event, accountant, conversion.value)
     guarantee = price(plan.event(z), budget.delta, accountant, conversion.value)
@@ -256,12 +270,16 @@ def steps(
     conversion: ConversionOption = Conversion.improved,
     as_json: JsonOption = False,
 ) -> None:
-    """The most steps that stay within a budget, given the noise. Not for trees."""
+    """The most steps that stay within a budget, given the noise. Not for trees or bands."""
     from sordino.privacy import Budget, price, steps_for
 
     if mechanism is Mechanism.tree:
         raise ValueError(
             "budget steps cannot count the steps of trees: try --epochs with budget epsilon --mechanism tree"
+        )
+    if mechanism is Mechanism.banded:
+        raise ValueError(
+            "budget steps cannot count the steps of bands: try --steps with budget epsilon --mechanism banded"
         )
     budget = Budget(_given(epsilon, "--epsilon"), _given(delta, "--delta"))
     z = _given(noise_multiplier, "--noise-multiplier")
@@ -306,8 +324,16 @@ def _printed_by(accountant: str, as_printed: bool) -> str:
     return "rdp" if as_printed and accountant == "auto" else accountant
 
 
-def _plan(mechanism: Mechanism, plain: _PlainFlags, tree: _TreeFlags) -> _Plan:
-    """The plan of the mechanism chosen; flags of the other one are refused."""
+def _plan(
+    mechanism: Mechanism,
+    plain: _PlainFlags,
+    tree: _TreeFlags,
+    bands: str | None,
+    budget: Budget | None = None,
+) -> _Plan:
+    """The plan of the mechanism chosen; flags of the other ones are refused."""
+    if bands is not None and mechanism is not Mechanism.banded:
+        raise ValueError("--bands needs --mechanism banded")
     if mechanism is Mechanism.tree:
         for flag in _flags_set(plain):
             raise ValueError(
@@ -317,6 +343,8 @@ def _plan(mechanism: Mechanism, plain: _PlainFlags, tree: _TreeFlags) -> _Plan:
         return _tree_plan(tree)
     for flag in _flags_set(tree):  # the first will do
         raise ValueError(f"{flag} needs --mechanism tree: without it give --steps and --sampling-rate")
+    if mechanism is Mechanism.banded:
+        return _banded_plan(plain, bands or "auto", budget)
     return _plain_plan(plain)
 
 
@@ -366,6 +394,50 @@ def _plain_plan(flags: _PlainFlags) -> _Plan:
         "amplification": drawn == "poisson",
     }
     return _Plan(event, {"sampling_rate": rate, "steps": steps}, facts, [f"gaussian noise; {how}"])
+
+
+def _banded_plan(flags: _PlainFlags, bands: str, budget: Budget | None) -> _Plan:
+    from sordino.data.sampling import FixedOrder, Poisson
+    from sordino.noise import Banded, Known
+
+    steps, rate = _at_least("--steps", flags.steps, 1), _rate(flags.sampling_rate)
+    poisson = flags.sampling in (None, Sampling.poisson) and rate < 1
+    per_epoch = _batches_per_epoch(rate)
+    # How many units there are is no matter for the price.
+    how = Poisson(rate) if poisson else FixedOrder(1)
+    units = _MANY_UNITS if poisson else per_epoch
+    if bands != "auto" and not (bands.isascii() and bands.isdigit() and int(bands) >= 1):
+        raise ValueError(f"--bands must be a whole number, at least 1, or auto, not {bands}")
+    if bands == "auto" and poisson and budget is None:
+        raise ValueError(
+            "--bands auto follows from a budget under Poisson sampling: ask budget noise, or give a number"
+        )
+    noise = Banded("auto" if bands == "auto" else int(bands))
+    noise = noise.planned(steps, how.steps_per_epoch(units), Known(how, units, budget))
+    dealt = noise.dealt(how, units)
+    releases = noise.over(dealt, units, steps)
+    turns, apart = dealt.charges(steps, units), dealt.returns_after(units)
+    coin = (dealt.amplified_rate(units) or 1.0) if poisson else None
+    facts = {
+        "mechanism": "banded",
+        "sampling": "poisson" if poisson else "disjoint" if rate < 1 else "none",
+        "sampling_rate": rate,
+        "amplification": coin is not None and coin < 1,
+        "bands": noise.bands,
+        "participations": turns,
+        "rate_of_group": coin,
+    }
+    how_drawn = f"poisson batches, rate {rate:g}"
+    if coin is None:
+        how_drawn = "the same order every epoch; no amplification"
+    elif noise.bands != 1:
+        how_drawn += f": {noise.bands} groups that take turns, each at rate {coin:.6g}"
+    lines = [
+        f"banded noise, related over {noise.bands} steps; {how_drawn}",
+        f"a unit takes part once in {apart} steps at most, {turns} times in {steps}",
+    ]
+    inputs = {"sampling_rate": rate, "steps": steps, "bands": bands}
+    return _Plan(lambda z: releases.cost(steps, z, ()), inputs, facts, lines)
 
 
 def _tree_plan(flags: _TreeFlags) -> _Plan:

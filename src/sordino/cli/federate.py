@@ -162,7 +162,10 @@ def parts_of(
     }
     named = algorithm or ("fedavg" if server is not None or private else "adabest")
     _check_left(
-        chosen, named, [*_EVERYBODYS, *(_CLIPPING if private else ()), *_locals(local, server)], server
+        chosen,
+        named,
+        [*_EVERYBODYS, *((*_CLIPPING, "noise") if private else ()), *_locals(local, server)],
+        server,
     )
     return {
         "rate": rate,
@@ -196,17 +199,23 @@ def _some(chosen: dict[str, Any], *names: str) -> dict[str, Any]:
 
 
 def _noise(chosen: dict[str, Any], server: str | None, private: bool) -> Mechanism | None:
-    """Tree noise if the server is one of DP-FTRL's, else independent noise."""
+    """As told; else tree noise if the server is one of DP-FTRL's, and independent noise if not."""
     from sordino.federated.algorithms import server_named
 
-    wanted = server is not None and server_named(server).sums_gradients
+    named = chosen.pop("noise", None)
+    if named is not None and not private:
+        raise ValueError("noise is for user-level privacy: give --epsilon and --delta")
+    wanted = named is None and server is not None and server_named(server).sums_gradients
     given = _some(chosen, "restart_every", "efficient", "completion")
     if given and not (private and wanted):
         raise ValueError(
-            f"{next(iter(given))} is for tree noise: give --server dp-ftrl or dp-ftrlm and a budget"
+            f"{next(iter(given))} is for tree noise: give --server dp-ftrl or dp-ftrlm and a budget, or write it as in "
+            "noise=tree:1"
         )
-    tree: Mechanism | None = NOISES.named("tree", given) if private and wanted else None
-    return tree
+    if private and wanted:
+        named = NOISES.named("tree", given)
+    noise: Mechanism | None = None if named is None else NOISES.part(named)
+    return noise
 
 
 def _clip(chosen: dict[str, Any]) -> ClippingPolicy:

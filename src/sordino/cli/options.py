@@ -173,7 +173,7 @@ FederatedSettings = Annotated[
         "--set",
         metavar="NAME=VALUE",
         help="learning_rate, decay (of it, per round), keep_rates, beta, mu, tol, server_rate, momentum, "
-        "threshold, target_quantile, restart_every, ...",
+        "threshold, target_quantile, restart_every, noise (as in noise=banded:8), ...",
     ),
 ]
 Server = Annotated[str | None, typer.Option(help=f"The server's step: {SERVERS.help()}.")]

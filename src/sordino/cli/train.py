@@ -197,6 +197,8 @@ def _batches(summary: dict[str, Any]) -> str:
     steps, batches = summary["steps"], summary["batches"]
     taken = f"{steps} steps" if steps == batches else f"{batches} noisy batches in {steps} steps"
     noise = summary["method"]["noise"]
+    if noise.get("bands", 1) != 1 and summary["noise_multiplier"]:
+        return f"{taken}, noise related over {noise['bands']} of them"
     if "restart_every" in noise and summary["noise_multiplier"]:
         every = noise["restart_every"]
         of_trees = "one tree" if every is None else f"trees of {every * summary['steps_per_epoch']} steps"

@@ -54,6 +54,7 @@ class Online(ClippingPolicy):
     adapts = True
     needs_threshold = False
     needs_linear_steps = True
+    compares_gradients = True
 
     def __post_init__(self) -> None:
         check_threshold(self.threshold)

@@ -45,6 +45,7 @@ class ClippingPolicy(ABC):
     has_threshold = True  # False if gradients are scaled in another way
     needs_threshold = True  # the user has to give one (a mere starting point does not count)
     needs_linear_steps = False  # it follows the derivative of a step by the threshold
+    compares_gradients = False  # of different batches, to move the threshold
     bounds = True  # every unit's contribution, so that noise can hide it
     by_layer = False  # it tells the layers of a model apart
 

@@ -5,6 +5,7 @@ from sordino.data.loaded import Loaded
 from sordino.data.named import NAMED_SETS, load
 from sordino.data.reading import read
 from sordino.data.sampling import (
+    Cyclic,
     FixedOrder,
     Poisson,
     Sampling,
@@ -19,6 +20,7 @@ from sordino.data.tree import Tree, tree_leaves, tree_map
 __all__ = [
     "NAMED_SETS",
     "Column",
+    "Cyclic",
     "Examples",
     "FixedOrder",
     "Loaded",

@@ -33,7 +33,7 @@ from sordino.federated.setup import (
 )
 from sordino.federated.user_level import UserGate
 from sordino.gradients import Loss, refuse
-from sordino.noise import Gaussian, Streams
+from sordino.noise import Gaussian, Known, Streams
 from sordino.ranks import refuse_several
 from sordino.registry import is_whole, said
 from sordino.runs import Run
@@ -233,7 +233,8 @@ def _terms(
     noise = promised.noise or Gaussian()
     how, wanted = participation_of(participation, per_round, count, private, noise, federation.conditions)
     how.check(count)
-    noise = noise.planned(rounds, how.steps_per_epoch(count))
+    sent = len(federation.vector) * len(federation.algorithm.sent_vectors)
+    noise = noise.planned(rounds, how.steps_per_epoch(count), Known(how, count, asked.budget, sent))
     if not private:
         return Terms(Unclipped(), noise, how, count, rounds), None, wanted
     how, clip = noise.dealt(how, count), promised.clip or default_clip()

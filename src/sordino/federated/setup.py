@@ -141,7 +141,8 @@ def check_private(
         )
     if how.fixed_count is not None and not independent:
         raise ValueError(
-            "tree noise needs clients that come in an order: use Shuffled, FixedOrder or Separated participation"
+            "correlated noise needs clients that come in an order or by turns: use Shuffled, FixedOrder or Separated "
+            "participation, or with Banded noise Poisson"
         )
 
 

@@ -18,6 +18,7 @@ from torch import Tensor
 ROUNDING = 2.0**-16
 
 CHUNK = 1 << 18  # coordinates per pass: the work buffers stay in the cache
+_PASS = 1 << 15  # of which there is room for several
 _WHOLE = 2.0**51  # whole numbers up to here, and sums of two, are exact in double precision
 
 
@@ -43,8 +44,10 @@ def rounded_(values: Tensor, grid: float) -> Tensor:
 
 def meet_(total: Tensor, noise: Tensor, grid: float) -> None:
     """Add doubles of noise to a sum on the grid, in place; what comes out has the precision of the sum's type."""
-    for start in range(0, total.numel(), CHUNK):
-        part = total[start : start + CHUNK]
-        whole = rounded_(part.to("cpu", torch.float64, copy=True), grid)
-        steps = noise[start : start + CHUNK].mul(1 / grid).round_()
+    rooms = torch.empty(2, min(total.numel(), _PASS), dtype=torch.float64)
+    for start in range(0, total.numel(), _PASS):
+        part = total[start : start + _PASS]
+        whole, steps = rooms[:, : part.numel()]
+        rounded_(whole.copy_(part), grid)
+        torch.mul(noise[start : start + _PASS], 1 / grid, out=steps).round_()
         part.copy_(whole.add_(steps).mul_(grid))

@@ -1,6 +1,6 @@
 """What a noise mechanism is: the noise of a whole sequence of releases, and what that sequence costs.
 
-Independent noise is one case and the tree another; further correlated noise (banded matrices) is one more file
+Independent noise is one case, the tree another and banded matrices a third; further correlated noise is one more file
 with these two classes.
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -18,7 +19,19 @@ from sordino.noise.gaussian import GaussianNoise
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
 
+    from sordino.privacy.budget import Budget
+
 State = dict[str, Any]  # tensors and numbers: a checkpoint holds it as it is
+
+
+@dataclass(frozen=True)
+class Known:
+    """What is public about a run before its noise is: how units are sampled, how many there are, what may be spent."""
+
+    sampling: Sampling
+    units: int
+    budget: Budget | None = None  # None where a noise multiplier was given instead
+    parameters: int | None = None  # None where nobody has counted them yet
 
 
 class Mechanism(ABC):
@@ -27,8 +40,10 @@ class Mechanism(ABC):
     independent = False  # the noise of a release tells nothing about that of another
     sampling = "poisson"  # how batches are formed unless somebody says otherwise
 
-    def planned(self, steps: int, per_epoch: int) -> Mechanism:
-        """This mechanism with what was left open settled for a run of so many steps."""
+    comparable = True  # gradients may be compared with one another, to move a threshold
+
+    def planned(self, steps: int, per_epoch: int, known: Known | None = None) -> Mechanism:
+        """This mechanism with what was left open settled for a run of so many steps, by what is ``known`` of it."""
         return self
 
     def restart_steps(self, per_epoch: int) -> int | None:

@@ -25,7 +25,7 @@ from torch import Tensor
 from sordino.data.sampling import Sampling
 from sordino.noise.gaussian import GaussianNoise
 from sordino.noise.grid import check_noise, grid_for, meet_
-from sordino.noise.mechanism import Mechanism, Releases, State
+from sordino.noise.mechanism import Known, Mechanism, Releases, State
 from sordino.privacy.events import compose, repeat
 from sordino.privacy.trees import fixed_order_sensitivity, tree_release, worst_case_sensitivity
 
@@ -68,7 +68,7 @@ class Tree(Mechanism):
         if not isinstance(every, str) and every is not None and (every < 1 or every != int(every)):
             raise ValueError(f"restart_every is a whole number of epochs, at least 1, not {every:g}")
 
-    def planned(self, steps: int, per_epoch: int) -> Tree:
+    def planned(self, steps: int, per_epoch: int, known: Known | None = None) -> Tree:
         if self.restart_every != "auto":
             return self
         epochs = -(-steps // per_epoch)

@@ -327,12 +327,22 @@ def sampled_ratio(ratio: Array, rate: float) -> Array:
 
 
 def whitened_ratio(seen: Array, moved: Array, noise: Array) -> Array:
-    """The ratio of correlated releases ``seen`` [T]: their noise is ``noise`` [T, K] times independent normals.
+    """The ratio of correlated releases ``seen``, [T] or [T, N]: their noise is ``noise`` [T, K] times normals.
 
     Where noise is missing the ratio is huge but finite.
     """
+    found: Array = ((seen - moved / 2) * _solved(noise, moved)).sum(0)
+    return found
+
+
+def ratios_by_step(seen: Array, moved: Array, noise: Array) -> Array:
+    """Of what is seen [T, N] for somebody who takes part in one step alone, by ``moved`` [T], for every step [T, N]."""
+    weights = _solved(noise, np.diag(moved))
+    found: Array = weights.T @ seen - (moved * np.diag(weights) / 2)[:, None]
+    return found
+
+
+def _solved(noise: Array, moved: Array) -> Array:
     covariance = noise @ noise.T
     floor = 1e-9 * float(np.trace(covariance)) / len(covariance) + 1e-100
-    weights = np.linalg.solve(covariance + floor * np.eye(len(covariance)), moved)
-    found: Array = (seen - moved / 2) @ weights
-    return found
+    return np.asarray(np.linalg.solve(covariance + floor * np.eye(len(covariance)), moved), dtype=np.float64)

@@ -109,7 +109,8 @@ class Account:
     @property
     def expected_clients(self) -> float | None:
         """How many clients a round draws on average, where each throws a coin of its own."""
-        drawn = number(mapping(self.summary.get("participation")).get("rate")) * number(self.summary.get("n"))
+        dealt = mapping(self.summary.get("participation"))
+        drawn = number(dealt.get("rate")) * number(self.summary.get("n")) / number(dealt.get("groups", 1))
         return drawn if math.isfinite(drawn) else None
 
     @property

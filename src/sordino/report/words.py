@@ -153,7 +153,8 @@ def _drawn(run: Account, dealt: Mapping[str, Any]) -> str:
     many = dealt.get("batch_size", dealt.get("count"))
     if many is not None or "rate" not in dealt:
         return str(many or "")
-    rate, expected = f"{short(dealt['rate'])} of all", run.expected_clients
+    whom = "all" if "groups" not in dealt else f"one of {dealt['groups']} groups"
+    rate, expected = f"{short(dealt['rate'])} of {whom}", run.expected_clients
     return f"{rate}," if expected is None else f"{short(expected)} expected ({rate}),"
 
 
@@ -164,6 +165,8 @@ def _privacy(run: Account) -> Iterator[Setting]:
             "noise multiplier",
             short(run.summary["noise_multiplier"]) + (f", {_spaced(kind)}" if kind else ""),
         )
+        if kind == "Banded":
+            yield "noise is related over", _many(run.noise.get("bands"), "step")
         if kind == "Tree":
             every = run.noise.get("restart_every")
             yield "trees", "one" if every is None else f"a new one every {_many(every, 'epoch')}"
