@@ -376,26 +376,36 @@ def oso(
     )
 
 
-def auto(travel: float = 2.5, stability: float = 0.1, average: float | None = 0.1) -> Method:
+def auto(
+    travel: float | None = None,
+    stability: float = 0.1,
+    average: float | None = 0.1,
+    noise: Mechanism | str = "banded",
+) -> Method:
     """The default: nothing is left to choose, neither a learning rate nor a threshold.
 
     Gradients are normalised, the rate is D / (G sqrt(T)) with the gradients' size G measured and the
-    distance D from the model's shapes, and the model that comes out is an average over the last tenth of
-    the run.
+    distance D from the model's shapes, layer by layer; the noise is banded, with as many bands as make it least
+    for the budget; and the model that comes out is an average over the last tenth of the run.
 
     Args:
-        travel: D, in times of the norm that weights of such shapes have at 1/sqrt(fan-in).
+        travel: D, in times of the norm that weights of such shapes have at 1/sqrt(fan-in); None follows from
+            the number of layers.
         stability: Added to the norms that gradients are divided by.
         average: The share of the run that an average of the iterates looks back over; None for none.
+        noise: ``gaussian`` is independent noise.
 
-    Guarantee: one Gaussian release a step, amplified under Poisson sampling.
+    Guarantee: that of `Banded`: at one band one Gaussian release a step, amplified under Poisson sampling.
 
     Reference: ours; what was measured is in docs/results.md.
 
     >>> auto().describe()["needs"]
     []
     """
-    return Method("auto", Normalised(stability), Sgd(), Travel(travel), average=average)
+    mechanism: Mechanism = NOISES.part(noise)
+    return Method(
+        "auto", Normalised(stability), Sgd(by_layer=True), Travel(travel), mechanism, average=average
+    )
 
 
 def dp_dog(initial: float = 0.1, stability: float = 0.1, average: float | None = None) -> Method:
