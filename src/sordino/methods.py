@@ -39,6 +39,7 @@ class Method:
             for none), and 1 is the plain average of all of them, from the first: online-to-batch conversion.
             It is free post-processing, and when it is on, it is the model that comes out.
         private: False for methods without clipping and noise.
+        standardises: Whether inputs are standardised under the budget if the caller of `train` says nothing of it.
 
     >>> auto().describe()["adapts"], dp_sgd().describe()["needs"]
     (['learning_rate'], ['learning_rate', 'threshold'])
@@ -51,6 +52,7 @@ class Method:
     noise: Mechanism = field(default_factory=Gaussian)
     average: float | None = None
     private: bool = True
+    standardises: bool = False
 
     def __post_init__(self) -> None:
         if self.average is not None and not 0 < self.average <= 1:
@@ -379,7 +381,7 @@ def auto(travel: float = 2.5, stability: float = 0.1, average: float | None = 0.
 
     Gradients are normalised, the rate is D / (G sqrt(T)) with the gradients' size G measured and the
     distance D from the model's shapes, and the model that comes out is an average over the last tenth of
-    the run.
+    the run. Inputs are standardised under the budget first, so that their scale does not matter.
 
     Args:
         travel: D, in times of the norm that weights of such shapes have at 1/sqrt(fan-in).
@@ -393,7 +395,7 @@ def auto(travel: float = 2.5, stability: float = 0.1, average: float | None = 0.
     >>> auto().describe()["needs"]
     []
     """
-    return Method("auto", Normalised(stability), Sgd(), Travel(travel), average=average)
+    return Method("auto", Normalised(stability), Sgd(), Travel(travel), average=average, standardises=True)
 
 
 def dp_dog(initial: float = 0.1, stability: float = 0.1, average: float | None = None) -> Method:
