@@ -84,9 +84,11 @@ class SeenStep(Seen):
 
 
 class Descent(Process):
-    """``measure`` gives the metrics of the model as it is, None where there are no held-out rows. ``standardiser`` releases
-    the moments of the inputs before the first step, where that is in the plan; ``placed`` is called when they are
-    known."""
+    """``measure`` gives the metrics of the model as it is, None where there are no held-out rows.
+
+    ``standardiser`` releases the moments of the inputs before the first step, where that is in the plan; ``placed`` is
+    called when they are known.
+    """
 
     def __init__(
         self,

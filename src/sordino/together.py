@@ -58,7 +58,7 @@ def follow(
     template: tuple[Any, Any] | None,
     place: Place | None = None,
 ) -> Run:
-    """Work for rank 0 until the run is done, and return what it returns. ``place`` is where moments of the inputs go."""
+    """Work for rank 0 until the run is done, and return what it returns. Moments of the inputs go to ``place``."""
     begin, (theta, *constants) = ranks.hear()
 
     def begun() -> tuple[Mapping[str, Any], list[Any]]:

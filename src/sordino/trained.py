@@ -310,7 +310,9 @@ def _network(summary: dict[str, Any], inputs: Inputs | None, trust_code: bool) -
     return build_model(spec, shape, outputs)
 
 
-def _with_place_for_moments(network: nn.Module, summary: dict[str, Any], weights: dict[str, Tensor]) -> nn.Module:
+def _with_place_for_moments(
+    network: nn.Module, summary: dict[str, Any], weights: dict[str, Tensor]
+) -> nn.Module:
     """Behind a standardisation of its inputs, if the run says that it is no part of the network's own weights."""
     said = summary.get("standardise")
     if not isinstance(said, dict) or said.get("folded") is not False or isinstance(network, Standardised):

@@ -28,7 +28,7 @@ from sordino.runs.options import Options, RunOptions, taken
 from sordino.runs.recording import Recording, recorded
 from sordino.runs.resume import behaviour
 from sordino.runs.spending import Spending
-from sordino.standardise.choice import Standardising, standardising
+from sordino.standardise.choice import Standardising, check_choice, standardising
 from sordino.standardise.standardiser import Standardiser
 from sordino.tasks import Task, as_task, evaluate
 from sordino.terms import Terms, check_besides
@@ -131,14 +131,7 @@ def train(
         if not isinstance(method, Method):
             raise ValueError(f"method must be a name or a Method such as adadp(), not {said(method)}")
         members = Members(len(examples), groups)
-        how = standardising(
-            standardise,
-            examples,
-            members.count,
-            asked.budget if method.private else None,
-            asked.accountant,
-            by_default=method.standardises,
-        )
+        how = _standardising(standardise, examples, members, method, asked)
         given, (examples, asked) = examples, _behind(how, examples, asked)
         if ranks.rank > 0:
             return _followed(model, task, examples, members, method, asked, template, ranks, how)
@@ -188,6 +181,17 @@ def _followed(
     return follow(ranks, shares, partial(_in_common, shares, method), template, place)
 
 
+def _standardising(
+    given: Any, examples: Examples, members: Members, method: Method, asked: Options
+) -> Standardising | None:
+    budget = asked.budget if method.private else None
+    besides = [each for each in _besides(asked) if each is not None]
+    beside = compose(besides) if besides else None
+    return standardising(
+        given, examples, members.count, budget, asked.accountant, beside, by_default=method.standardises
+    )
+
+
 def _behind(how: Standardising | None, examples: Examples, asked: Options) -> tuple[Examples, Options]:
     """Rows as the model sees them, those to train on and those held out."""
     if how is None:
@@ -229,6 +233,7 @@ def check_call(
     epochs: float | None,
     batch_size: int | None,
     sampling: str | None,
+    standardise: Any = None,
     **options: Unpack[RunOptions],
 ) -> None:
     """Refuse what `train` would refuse whatever the rows are, and how many: for those who pay for something before it.
@@ -237,6 +242,7 @@ def check_call(
     """
     (asked,) = taken(options, train, Options)
     asked.check_device()
+    check_choice(standardise)
     refuse(model)
     units = max(_MANY, batch_size or 1)
     outlined(method, units, epochs, batch_size, sampling, secure=asked.secure)

@@ -33,8 +33,8 @@ class Promise(Protocol):
 class Spending:
     """Epsilon as a function of gate calls: the accountant is chosen once, for the whole plan.
 
-    ``before`` was released before the first of them, and is paid elsewhere. ``first`` is the run's own to release and to
-    pay before them, as ``FIRST``; ``after`` likewise when all are done, as ``AFTER``.
+    ``before`` was released before the first of them, and is paid elsewhere. ``first`` is the run's own to release and
+    to pay before them, as ``FIRST``; ``after`` likewise when all are done, as ``AFTER``.
     """
 
     def __init__(

@@ -14,6 +14,7 @@ from sordino.data.standardised import Moments, Place, StandardisedExamples
 from sordino.privacy import Budget
 from sordino.registry import is_number, said
 from sordino.standardise.plan import MomentsPlan, fits, planned_moments
+from sordino.terms import check_besides
 from sordino.warn import warn
 
 if TYPE_CHECKING:
@@ -60,19 +61,23 @@ def standardising(
     units: int,
     budget: Budget | None,
     accountant: str,
+    besides: DpEvent | None = None,
     *,
     by_default: bool,
 ) -> Standardising | None:
     """From what the caller gave; None for inputs as they are.
 
     ``by_default`` is whether inputs are standardised privately where the caller gave nothing, if there is a budget and
-    they are of a kind that can be: numbers in rows of features, or of channels, height and width.
+    they are of a kind that can be: numbers in rows of features, or of channels, height and width. ``besides`` is what
+    else is released on the budget.
     """
+    if besides is not None and budget is not None:
+        check_besides(besides, budget, accountant)
     if given is None:
         shape = _shape_of(examples)
         if not by_default or budget is None or shape is None:
             return None
-        plan = planned_moments(shape, units, budget, accountant)
+        plan = planned_moments(shape, units, budget, accountant, besides)
         return None if plan is None else Standardising(shape, Place(), plan)
     if isinstance(given, str) and given == "none":
         return None
@@ -84,30 +89,35 @@ def standardising(
     shape = _shape_of(examples)
     if shape is None:
         raise ValueError(
-            "inputs are standardised if they are one tensor of floating-point numbers, rows by features or by channels, "
-            "height and width: leave it out for others"
+            "inputs are standardised if they are one tensor of floating-point numbers, rows by features or by "
+            "channels, height and width: leave it out for others"
         )
     if public is not None:
         return Standardising(shape, Place(_moments(*public, shape)))
     assert budget is not None
-    return _private(shape, units, budget, accountant)
+    plan = planned_moments(shape, units, budget, accountant, besides)
+    _say(plan, shape, units, budget)
+    return None if plan is None else Standardising(shape, Place(), plan)
 
 
-def _private(shape: tuple[int, ...], units: int, budget: Budget, accountant: str) -> Standardising | None:
-    """As the caller asked for it, who is told where there is less of it than may be expected."""
-    plan = planned_moments(shape, units, budget, accountant)
+def check_choice(given: Any) -> None:
+    """Refuse what would be refused whatever the rows are."""
+    if given is not None and not (isinstance(given, str) and given == "none"):
+        _public(given)
+
+
+def _say(plan: MomentsPlan | None, shape: tuple[int, ...], units: int, budget: Budget) -> None:
+    """To a caller who asked for it, and may expect more."""
     if plan is None:
         warn(
             f"{units} units at epsilon {budget.epsilon:g} are too few to standardise by: inputs stay as they are, and "
             "nothing is spent on it"
         )
-        return None
-    if plan.one_scale:
+    elif plan.one_scale:
         warn(
             f"{units} units at epsilon {budget.epsilon:g} are too few for an offset and a deviation of each of "
             f"{shape[0]} inputs: one of each is estimated for all"
         )
-    return Standardising(shape, Place(), plan)
 
 
 def _shape_of(examples: Examples) -> tuple[int, ...] | None:
@@ -133,7 +143,9 @@ def _public(given: Any) -> tuple[Any, Any] | None:
         raise ValueError(f"standardise is {_WAYS} (two numbers), not {given!r}")
     if isinstance(given, Sequence) and len(given) == 2:
         return given[0], given[1]
-    raise ValueError(f"standardise is {_WAYS}, or a pair (mean, std) of numbers or tensors, not {said(given)}")
+    raise ValueError(
+        f"standardise is {_WAYS}, or a pair (mean, std) of numbers or tensors, not {said(given)}"
+    )
 
 
 def _moments(mean: Any, std: Any, shape: tuple[int, ...]) -> Moments:

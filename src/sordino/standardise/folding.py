@@ -95,7 +95,9 @@ def _first_called(model: nn.Module) -> Iterator[list[nn.Module]]:
             found.append(module)
 
     hooks = [
-        each.register_forward_pre_hook(note) for each in model.modules() if next(each.parameters(False), None) is not None
+        each.register_forward_pre_hook(note)
+        for each in model.modules()
+        if next(each.parameters(False), None) is not None
     ]
     try:
         yield found

@@ -22,8 +22,8 @@ FEWEST = 0.05  # of the units that are taken to count, whatever the noise says
 def scales(counts: Tensor, std: float, units: int) -> Tensor:
     """A power of two for each feature [F], below which nearly all its magnitudes are, from noisy counts [F, BINS].
 
-    The highest bin that holds more than `RARE` of the units and more than noise explains. Where no bin of a feature does,
-    as where it is nearly always 0, see `_likely`.
+    The highest bin that holds more than `RARE` of the units and more than noise explains. Where no bin of a feature
+    does, as where it is nearly always 0, see `_likely`.
     """
     clear = counts > max(_by_chance(counts.numel()) * std, RARE * units)
     clear[:, 0] = False
@@ -32,9 +32,9 @@ def scales(counts: Tensor, std: float, units: int) -> Tensor:
 
 
 def _likely(counts: Tensor, std: float) -> Tensor:
-    """A bin for each feature that most likely is not below its own: the features together say where there is anything at
-    all, its own counts what of that is likely. A feature whose scale is taken for too small is blown up, which is worse
-    than the other way round, so it is a high quantile of that. Where there is nothing at all, the bin below 1."""
+    """A bin for each feature that most likely is not below its own: the features together say where there is anything
+    at all, its own counts what of that is likely. A feature whose scale is taken for too small is blown up, which is
+    worse than the other way round, so it is a high quantile of that. Where there is nothing at all, the bin below 1."""
     pooled = counts.sum(0)
     supported = pooled > _by_chance(BINS) * std * math.sqrt(len(counts))
     supported[0] = False
@@ -59,9 +59,9 @@ def counted(noisy: float, std: float, units: int) -> float:
 
 
 def centres(sums: Tensor, std: float, units: int, scale: Tensor) -> Tensor:
-    """A rough mean of each feature that is far from 0 for its size, from noisy sums [F + 1] of values over ``scale``; the
-    last is that of the rows. Of all others 0: that of a feature which is 0 for nearly all would take these for its scale,
-    and others are found well enough from there."""
+    """A rough mean of each feature that is far from 0 for its size, from noisy sums [F + 1] of values over ``scale``;
+    the last is that of the rows. Of all others 0: around the mean of a feature that is 0 for nearly all, these would be
+    its scale, and what is near 0 is found well enough from there."""
     count = counted(float(sums[-1]), std, units)
     means = sums[:-1] / count
     far = means.abs() > max(FAR, OFFSET_SEEN * std / count)

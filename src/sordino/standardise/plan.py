@@ -1,8 +1,8 @@
 """What standardising costs, and how finely it looks: from public numbers alone.
 
-Four Gaussian releases have fixed shares of one multiplier z: that of share w has z / sqrt(w), so that the sum of 1/z_i^2
-is 1/z^2, and all four together cost exactly what one Gaussian of multiplier z does, whatever the later ones make of the
-earlier (docs/proofs.md).
+Four Gaussian releases have fixed shares of one multiplier z: that of share w has z / sqrt(w), so that the sum of
+1/z_i^2 is 1/z^2, and all four together cost exactly what one Gaussian of multiplier z does, whatever the later ones
+make of the earlier (docs/proofs.md).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sordino.privacy import Budget, gaussian, noise_for
+from sordino.privacy import Budget, compose, gaussian, noise_for
 from sordino.standardise.moments import BINS
 
 if TYPE_CHECKING:
@@ -50,9 +50,11 @@ class MomentsPlan:
         return self.features < own_features(self.shape)
 
     def sensitivity(self, release: int) -> float:
-        """How far a unit moves a release at most, in exact arithmetic: each number of it is at most 1 (a feature's
-        counts, which are a row's share of its pixels, add up to 1), and the number of rows is counted beside moments."""
-        return math.sqrt({MEANS: self.features + 1, SPREADS: 2 * self.features + 1}.get(release, self.features))
+        """How far a unit moves a release at most, in exact arithmetic: each moment of a feature is at most 1, and so
+        are its counts together; beside moments the rows are counted."""
+        return math.sqrt(
+            {MEANS: self.features + 1, SPREADS: 2 * self.features + 1}.get(release, self.features)
+        )
 
     def size(self, release: int) -> int:
         """How many numbers a release has."""
@@ -97,11 +99,21 @@ def fits(shape: tuple[int, ...]) -> bool:
 
 
 def planned_moments(
-    shape: tuple[int, ...], units: int, budget: Budget, accountant: str
+    shape: tuple[int, ...],
+    units: int,
+    budget: Budget,
+    accountant: str,
+    besides: DpEvent | None = None,
 ) -> MomentsPlan | None:
-    """For each feature, or where units are too few one for all; None where they are too few for that."""
-    # In multiples of one Gaussian release that would take the whole budget.
-    whole = noise_for(budget, gaussian, accountant)
+    """For each feature, or where units are too few one for all; None where they are too few for that.
+
+    A part of what the budget has left beside ``besides``, in terms of the one Gaussian release that would take it all.
+    """
+
+    def with_all(multiplier: float) -> DpEvent:
+        return compose([*([] if besides is None else [besides]), gaussian(multiplier)])
+
+    whole = noise_for(budget, with_all, accountant)
     for features in dict.fromkeys((own_features(shape), 1)):
         if noise_of_moments(whole, MOST_SHARE, features, units) <= TOO_NOISY:
             part = share(whole, features, units)

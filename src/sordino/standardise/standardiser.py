@@ -5,9 +5,9 @@ row is read. What is made of it is post-processing (``moments.py``). Whoever aud
 sensitivities and multipliers, and ``noise/``.
 
 A unit is a row, or all the rows of a user, which count as one: as their mean. So a unit moves a release by no more than
-one row does, however many rows it has. What a row adds is cut off, towards zero, at whole multiples of a power of two, and
-sums of these are exact: in which order, by how many threads and beside whom a row is added makes no difference, and no
-rounding adds to what a unit does.
+one row does, however many rows it has. What a row adds is cut off, towards zero, at whole multiples of a power of two,
+and sums of these are exact: in which order, by how many threads and beside whom a row is added makes no difference, and
+no rounding adds to what a unit does.
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ if TYPE_CHECKING:
     from dp_accounting import DpEvent
 
 _TOGETHER = 1 << 20  # numbers of rows that are in memory at a time
-_FINER = 2.0**-8  # than the grid of the noise need be, so that parts of a unit lose little when they are cut off
+_FINER = (
+    2.0**-8
+)  # than the grid of the noise need be, so that parts of a unit lose little when they are cut off
 _WHOLE = 2.0**50  # steps of the grid that sums have at most: they are exact
 
 Pay = Callable[["DpEvent"], None]
