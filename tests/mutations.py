@@ -486,8 +486,8 @@ MUTATIONS = [
       "if not _same_events(record.event, event):", "if False:", "verifying"),
     m("verifying/reading.py", "the second of two wins", "if name in found:", "if False:", "verifying"),
     m("runs/closing.py", "a hash of nothing",
-      "model = None if directory is None else directory.write_model(process.model)",
-      "model = None if directory is None else {**directory.write_model(process.model), 'sha256': 64 * '0'}",
+      "model = None if directory is None else directory.write_model(network)",
+      "model = None if directory is None else {**directory.write_model(network), 'sha256': 64 * '0'}",
       "verifying"),
     # Data
     m("data/sampling.py", "shuffled passes for Poisson",

@@ -56,7 +56,9 @@ class _Private(BaseEstimator):  # type: ignore[misc]
         low, high = _bounds(self.bounds, X.shape[1])
         X = X if low else np.where(np.isnan(X), 0.0, X)  # with bounds, what is missing is in their middle
         known = (
-            "bounds of the features" if low else "that features are of about unit size, since none are scaled"
+            "bounds of the features"
+            if low
+            else "that features are of about unit size, unless they are standardised"
         )
         inputs = Arrays(
             target, (X.shape[1],), low, high, ("number of rows", *facts, "shape of the inputs", known)

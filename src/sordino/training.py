@@ -196,7 +196,7 @@ def _behind(how: Standardising | None, examples: Examples, asked: Options) -> tu
     """Rows as the model sees them, those to train on and those held out."""
     if how is None:
         return examples, asked
-    return how.rows(examples), asked if asked.test is None else replace(asked, test=how.rows(asked.test))
+    return how.behind(examples), asked if asked.test is None else replace(asked, test=how.behind(asked.test))
 
 
 def _first(how: Standardising | None) -> DpEvent | None:

@@ -36,7 +36,7 @@ class Standardising:
         """What it costs."""
         return None if self.plan is None else self.plan.event
 
-    def rows(self, examples: Any) -> Examples:
+    def behind(self, examples: Any) -> Examples:
         """As the model sees them, as soon as moments are known."""
         return StandardisedExamples(as_examples(examples), self.place)
 
