@@ -28,6 +28,7 @@ from sordino.standardise.standardiser import Standardiser
 from sordino.verifying import verify
 
 BUDGET = (3.0, 1e-4)
+RELEASE = Standardiser.release
 SCALES = torch.tensor([1.0, 100.0, 0.01, 1.0])
 SHIFTS = torch.tensor([0.0, 500.0, 1.0, 0.0])
 
@@ -381,6 +382,27 @@ def test_a_run_that_was_killed_goes_on_bit_for_bit(kind: type[nn.Module], step: 
     assert same(whole, run)
     assert run.epsilon == whole.epsilon
     assert book.runs("people")[0].charges == run.summary["batches"] + 1, "paid once"
+
+
+def test_moments_of_a_run_that_goes_on_are_those_of_its_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No row is read for them once more."""
+
+    def gone(seen: Any) -> None:
+        if seen.step == 17:
+            raise Gone
+
+    with pytest.raises(Gone):
+        trained(out=tmp_path / "run", callbacks=[gone])
+    monkeypatch.setattr(Standardiser, "release", None)
+    assert same(trained(out=tmp_path / "run", resume=True), trained_before())
+
+
+def trained_before() -> sd.Run:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Standardiser, "release", RELEASE)
+        return trained()
 
 
 @pytest.mark.parametrize("number", range(4))

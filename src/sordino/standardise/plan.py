@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 # The releases in their order, and their shares of 1/z^2.
 MAGNITUDES, MEANS, DISTANCES, SPREADS = range(4)
 PARTS = (0.2, 0.2, 0.2, 0.4)
+POWERS = (0, 1, 0, 2)  # of the values that are summed; 0 where magnitudes are counted
 PRECISION = 0.02  # the noise of a moment, in times of its range, that is enough
 LEAST_SHARE, MOST_SHARE = 0.01, 0.1  # of the budget's mu^2
 TOO_NOISY = 0.2  # a moment with more noise than this, in times of its range, is not worth its price
@@ -52,13 +53,13 @@ class MomentsPlan:
     def sensitivity(self, release: int) -> float:
         """How far a unit moves a release at most, in exact arithmetic: each moment of a feature is at most 1, and so
         are its counts together; beside moments the rows are counted."""
-        return math.sqrt(
-            {MEANS: self.features + 1, SPREADS: 2 * self.features + 1}.get(release, self.features)
-        )
+        powers = POWERS[release]
+        return math.sqrt(powers * self.features + 1 if powers else self.features)
 
     def size(self, release: int) -> int:
         """How many numbers a release has."""
-        return {MEANS: self.features + 1, SPREADS: 2 * self.features + 1}.get(release, self.features * BINS)
+        powers = POWERS[release]
+        return powers * self.features + 1 if powers else self.features * BINS
 
     def multiplier_of(self, release: int) -> float:
         return self.multiplier / math.sqrt(PARTS[release]) * _HAIR

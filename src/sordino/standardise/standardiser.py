@@ -29,7 +29,7 @@ from sordino.gate import Members
 from sordino.noise import GaussianNoise, Streams
 from sordino.noise.grid import ROUNDING, grid_for
 from sordino.standardise.moments import BINS, HIGHEST, LOWEST, centres, scales, spreads
-from sordino.standardise.plan import DISTANCES, MAGNITUDES, MEANS, SPREADS, MomentsPlan
+from sordino.standardise.plan import DISTANCES, MAGNITUDES, MEANS, POWERS, SPREADS, MomentsPlan
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
@@ -64,11 +64,11 @@ class Standardiser:
         zero = torch.zeros(plan.features, dtype=torch.float64)
         counts, std = self._released(MAGNITUDES, partial(magnitudes, zero), record)
         wide = scales(counts.view(-1, BINS), std, units)
-        sums, std = self._released(MEANS, partial(sums_within, zero, wide, 1), record)
+        sums, std = self._released(MEANS, partial(sums_within, zero, wide, POWERS[MEANS]), record)
         centre = centres(sums, std, units, wide)
         counts, std = self._released(DISTANCES, partial(magnitudes, centre), record)
         near = scales(counts.view(-1, BINS), std, units)
-        sums, std = self._released(SPREADS, partial(sums_within, centre, near, 2), record)
+        sums, std = self._released(SPREADS, partial(sums_within, centre, near, POWERS[SPREADS]), record)
         offset, deviation = spreads(sums, std, units, centre, near)
         shape = (plan.features, *[1] * (len(plan.shape) - 1))
         return Moments(offset.float().view(shape), deviation.float().view(shape))
