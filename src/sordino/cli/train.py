@@ -176,10 +176,10 @@ def _standardised(summary: dict[str, Any]) -> Lines:
     if how["how"] == "public":
         yield "standardised", "inputs, by what is public of them"
         return
-    each = "one offset and deviation for all inputs" if how["one_scale"] else f"{how['features']} inputs"
+    few = " (units are too few for each)" if how["one_scale"] else ""
     yield (
         "standardised",
-        f"{each}, for {100 * how['share']:.3g} % of the budget (noise multiplier {how['multiplier']:.4g}); the model "
+        f"{how['of']}{few}, for {100 * how['share']:.3g} % of the budget (noise multiplier {how['multiplier']:.4g}); the model "
         "takes rows as they are",
     )
 

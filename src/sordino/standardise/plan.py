@@ -64,11 +64,19 @@ class MomentsPlan:
     def multiplier_of(self, release: int) -> float:
         return self.multiplier / math.sqrt(PARTS[release]) * _HAIR
 
+    @property
+    def of_what(self) -> str:
+        """What has an offset and a deviation, in words."""
+        if self.features == 1:
+            return "all inputs together"
+        return f"{self.features} {'inputs' if len(self.shape) == 1 else 'channels'}"
+
     def describe(self) -> dict[str, Any]:
         """What run.json says."""
         return {
             "how": "private",
             "features": self.features,
+            "of": self.of_what,
             "one_scale": self.one_scale,
             "multiplier": self.multiplier,
             "share": self.share,
@@ -77,11 +85,8 @@ class MomentsPlan:
     @property
     def words(self) -> str:
         """For the certificate."""
-        each = (
-            "one offset and one deviation for all inputs, since units are too few for more"
-            if self.one_scale
-            else f"an offset and a deviation for each of {self.features} inputs"
-        )
+        each = f"an offset and a deviation of {'all inputs' if self.features == 1 else f'each of {self.of_what}'}"
+        each += ", since units are too few for more" if self.one_scale else ""
         return (
             f"Inputs were standardised before the first step by {each}. They come from four Gaussian releases over all "
             f"units (counts of magnitudes and clipped sums), together one of noise multiplier {self.multiplier:.6g}, "
