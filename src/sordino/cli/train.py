@@ -179,8 +179,8 @@ def _standardised(summary: dict[str, Any]) -> Lines:
     few = " (units are too few for each)" if how["one_scale"] else ""
     yield (
         "standardised",
-        f"{how['of']}{few}, for {100 * how['share']:.3g} % of the budget (noise multiplier {how['multiplier']:.4g}); the model "
-        "takes rows as they are",
+        f"{how['of']}{few}, for {100 * how['share']:.3g} % of the budget (noise multiplier {how['multiplier']:.4g}); "
+        "the model takes rows as they are",
     )
 
 

@@ -85,10 +85,11 @@ class MomentsPlan:
     @property
     def words(self) -> str:
         """For the certificate."""
-        each = f"an offset and a deviation of {'all inputs' if self.features == 1 else f'each of {self.of_what}'}"
-        each += ", since units are too few for more" if self.one_scale else ""
+        each = "" if self.features == 1 else "each of "
+        few = ", since units are too few for more" if self.one_scale else ""
         return (
-            f"Inputs were standardised before the first step by {each}. They come from four Gaussian releases over all "
+            f"Inputs were standardised before the first step by an offset and a deviation of {each}{self.of_what}{few}. "
+            "They come from four Gaussian releases over all "
             f"units (counts of magnitudes and clipped sums), together one of noise multiplier {self.multiplier:.6g}, "
             f"{100 * self.share:.3g} % of the budget's mu^2; they are part of the model."
         )
