@@ -88,10 +88,10 @@ class MomentsPlan:
         each = "" if self.features == 1 else "each of "
         few = ", since units are too few for more" if self.one_scale else ""
         return (
-            f"Inputs were standardised before the first step by an offset and a deviation of {each}{self.of_what}{few}. "
-            "They come from four Gaussian releases over all "
-            f"units (counts of magnitudes and clipped sums), together one of noise multiplier {self.multiplier:.6g}, "
-            f"{100 * self.share:.3g} % of the budget's mu^2; they are part of the model."
+            f"Inputs were standardised before the first step by an offset and a deviation of {each}{self.of_what}{few}"
+            ". They come from four Gaussian releases over all units (counts of magnitudes and clipped sums), together "
+            f"one of noise multiplier {self.multiplier:.6g}, {100 * self.share:.3g} % of the budget's mu^2; they are "
+            "part of the model."
         )
 
 
