@@ -443,6 +443,18 @@ def test_the_scale_of_an_input_that_hardly_moves_is_never_far_below_that_of_the_
         assert float(scales(noisy, 40.0, 2000).max()) <= 4
 
 
+def test_the_scale_is_found_by_what_a_few_bins_have_together_where_none_has_enough() -> None:
+    """455 rows of thirty columns from a thousandth to thousands, as of a table that nobody has scaled."""
+    generator = torch.Generator().manual_seed(0)
+    deviations = torch.logspace(-3, 3, 30)
+    values = torch.randn(455, 30, generator=generator) * deviations
+    for _ in range(20):
+        noisy = counts_of(values) + 50 * torch.randn(30, BINS, generator=generator).double()
+        apart = (scales(noisy, 50.0, 455) / deviations).log2()
+        assert float(apart.min()) > -2, "none is blown up"
+        assert -0.5 < float(apart.median()) < 3
+
+
 def test_where_there_is_nothing_but_noise_the_scale_is_one() -> None:
     noise = 30 * torch.randn(5, BINS, generator=torch.Generator().manual_seed(0)).double()
     assert scales(noise, 30.0, 100).tolist() == [1.0] * 5

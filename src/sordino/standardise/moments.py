@@ -13,6 +13,7 @@ RARE = 0.01  # of the units: what fewer of them have is beyond the scale of a fe
 BEYOND_CHANCE = 1.0  # standard deviations above the largest that the noise of all bins is expected to have
 OFFSET_SEEN = 3.0  # standard deviations of its noise: a smaller offset is left at 0
 FAR = 0.4  # of the scale: a mean beyond is taken off before deviations are looked at
+WINDOW = 3  # bins side by side that hold most of a feature
 SURE = 0.9  # how likely the scale of a feature is not taken for too small, where its own counts do not tell
 FLOOR = 0.1  # of a deviation, in times of the feature's scale: a feature that hardly moves is not blown up
 COUNT_SEEN = 4.0  # standard deviations below n, from which on rows that count as nothing are believed in
@@ -32,17 +33,30 @@ def scales(counts: Tensor, std: float, units: int) -> Tensor:
 
 
 def _likely(counts: Tensor, std: float) -> Tensor:
-    """A bin for each feature that most likely is not below its own: the features together say where there is anything
-    at all, its own counts what of that is likely. A feature whose scale is taken for too small is blown up, which is
-    worse than the other way round, so it is a high quantile of that. Where there is nothing at all, the bin below 1."""
-    pooled = counts.sum(0)
-    supported = pooled > _by_chance(BINS) * std * math.sqrt(len(counts))
-    supported[0] = False
-    if not bool(supported.any()):
+    """A bin for each feature that most likely is not below its own.
+
+    Magnitudes of a feature are in a few bins side by side, or in one (categories): what a bin has beyond its noise, or
+    a window of `WINDOW` of them, says how likely it is, beside what all features together have there. A feature whose
+    scale is taken for too small is blown up, which is worse than the other way round: so it is a high quantile of what
+    is likely. Only bins between those where something is seen of one feature or of all; where nothing is, that below 1.
+    """
+    own = _evidence(counts / std)
+    pooled = _evidence(counts.sum(0, keepdim=True) / (std * math.sqrt(len(counts))))[0]
+    seen = (pooled > _by_chance(BINS)) | (own > _by_chance(counts.numel())).any(0)
+    places = seen.nonzero().flatten()
+    if len(places) == 0:
         return torch.full((len(counts),), -LOWEST)
-    evidence = pooled.clamp(min=1e-300).log() + (counts / std).clamp(min=0).square() / 2
-    below = evidence.where(supported, torch.tensor(-math.inf).double()).softmax(1).cumsum(1)
-    return (below < SURE).sum(1).clamp(max=BINS - 1)
+    likely = pooled.clamp(min=1.0).log() + own.clamp(min=0).square() / 2
+    likely[:, : int(places[0])] = -math.inf
+    likely[:, int(places[-1]) + 1 :] = -math.inf
+    return (likely.softmax(1).cumsum(1) < SURE).sum(1).clamp(max=BINS - 1)
+
+
+def _evidence(counts: Tensor) -> Tensor:
+    """In standard deviations, for each bin as the highest of a feature; the first, that of zero, is nobody's."""
+    lowest = torch.zeros(len(counts), WINDOW, dtype=counts.dtype)
+    windows = torch.cat([lowest, counts[:, 1:]], 1).unfold(1, WINDOW, 1).sum(2) / math.sqrt(WINDOW)
+    return torch.cat([lowest[:, :1], windows.maximum(counts.clamp(min=0))[:, 1:]], 1)
 
 
 def _by_chance(bins: int) -> float:
