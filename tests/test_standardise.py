@@ -31,6 +31,7 @@ from sordino.standardise.moments import (
     centres,
     counted,
     deviations,
+    looked_at_twice,
     scales,
     spreads,
 )
@@ -446,13 +447,20 @@ def test_the_scale_of_an_input_that_hardly_moves_is_never_far_below_that_of_the_
 def test_the_scale_is_found_by_what_a_few_bins_have_together_where_none_has_enough() -> None:
     """455 rows of thirty columns from a thousandth to thousands, as of a table that nobody has scaled."""
     generator = torch.Generator().manual_seed(0)
-    deviations = torch.logspace(-3, 3, 30)
-    values = torch.randn(455, 30, generator=generator) * deviations
+    true = torch.logspace(-3, 3, 30)
+    values = torch.randn(455, 30, generator=generator) * true
     for _ in range(20):
-        noisy = counts_of(values) + 50 * torch.randn(30, BINS, generator=generator).double()
-        apart = (scales(noisy, 50.0, 455) / deviations).log2()
+        looks = [counts_of(values) + 50 * torch.randn(30, BINS, generator=generator).double() for _ in "ab"]
+        noisy = looked_at_twice(*looks, torch.zeros(30))
+        apart = (scales(noisy, 50.0, 455) / true).log2()
         assert float(apart.min()) > -2, "none is blown up"
         assert -0.5 < float(apart.median()) < 3
+
+
+def test_only_what_was_counted_around_zero_twice_counts_twice() -> None:
+    first, second = torch.ones(2, BINS).double(), 3 * torch.ones(2, BINS).double()
+    found = looked_at_twice(first, second, torch.tensor([0.0, 7.0]))
+    assert found[:, 5].tolist() == pytest.approx([4 / math.sqrt(2), 3])
 
 
 def test_where_there_is_nothing_but_noise_the_scale_is_one() -> None:

@@ -32,6 +32,12 @@ def scales(counts: Tensor, std: float, units: int) -> Tensor:
     return torch.pow(2.0, (bins + LOWEST).double())  # the upper end of a bin
 
 
+def looked_at_twice(first: Tensor, second: Tensor, centre: Tensor) -> Tensor:
+    """Counts of distances from the centre [F, BINS], with the noise of one release: of features whose centre is 0 both
+    releases have counted the same."""
+    return torch.where((centre == 0).unsqueeze(1), (first + second) / math.sqrt(2), second)
+
+
 def _likely(counts: Tensor, std: float) -> Tensor:
     """A bin for each feature that most likely is not below its own.
 

@@ -23,7 +23,10 @@ PARTS = (0.2, 0.2, 0.2, 0.4)
 POWERS = (0, 1, 0, 2)  # of the values that are summed; 0 where magnitudes are counted
 PRECISION = 0.02  # the noise of a moment, in times of its range, that is enough
 LEAST_SHARE, MOST_SHARE = 0.01, 0.1  # of the budget's mu^2
-TOO_NOISY = 0.2  # a moment with more noise than this, in times of its range, is not worth its price
+# A moment with more noise than this, in times of its range, is not worth its price. Counts of magnitudes have as much,
+# in times of the units: with more, scales are taken for others, and a feature that is blown up does more harm than the
+# rest does good.
+TOO_NOISY = 0.12
 _HAIR = 1 + 1e-12  # more noise, so that rounding of the shares is paid for
 
 

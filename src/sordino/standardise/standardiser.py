@@ -28,7 +28,7 @@ from sordino.data.standardised import Moments
 from sordino.gate import Members
 from sordino.noise import GaussianNoise, Streams
 from sordino.noise.grid import ROUNDING, grid_for
-from sordino.standardise.moments import BINS, HIGHEST, LOWEST, centres, scales, spreads
+from sordino.standardise.moments import BINS, HIGHEST, LOWEST, centres, looked_at_twice, scales, spreads
 from sordino.standardise.plan import DISTANCES, MAGNITUDES, MEANS, POWERS, SPREADS, MomentsPlan
 
 if TYPE_CHECKING:
@@ -62,12 +62,12 @@ class Standardiser:
         plan, units = self.plan, self.plan.units
         pay(plan.event)  # first, whatever happens
         zero = torch.zeros(plan.features, dtype=torch.float64)
-        counts, std = self._released(MAGNITUDES, partial(magnitudes, zero), record)
-        wide = scales(counts.view(-1, BINS), std, units)
+        sizes, std = self._released(MAGNITUDES, partial(magnitudes, zero), record)
+        wide = scales(sizes.view(-1, BINS), std, units)
         sums, std = self._released(MEANS, partial(sums_within, zero, wide, POWERS[MEANS]), record)
         centre = centres(sums, std, units, wide)
-        counts, std = self._released(DISTANCES, partial(magnitudes, centre), record)
-        near = scales(counts.view(-1, BINS), std, units)
+        distances, std = self._released(DISTANCES, partial(magnitudes, centre), record)
+        near = scales(looked_at_twice(sizes.view(-1, BINS), distances.view(-1, BINS), centre), std, units)
         sums, std = self._released(SPREADS, partial(sums_within, centre, near, POWERS[SPREADS]), record)
         offset, deviation = spreads(sums, std, units, centre, near)
         shape = (plan.features, *[1] * (len(plan.shape) - 1))
