@@ -451,7 +451,7 @@ def test_the_scale_is_found_by_what_a_few_bins_have_together_where_none_has_enou
     values = torch.randn(455, 30, generator=generator) * true
     for _ in range(20):
         looks = [counts_of(values) + 50 * torch.randn(30, BINS, generator=generator).double() for _ in "ab"]
-        noisy = looked_at_twice(*looks, torch.zeros(30))
+        noisy = looked_at_twice(looks[0], looks[1], torch.zeros(30))
         apart = (scales(noisy, 50.0, 455) / true).log2()
         assert float(apart.min()) > -2, "none is blown up"
         assert -0.5 < float(apart.median()) < 3
