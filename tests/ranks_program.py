@@ -36,6 +36,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "frozen layers": {"method": sd.dp_sgd(learning_rate=0.5), "frozen": True},
     "large batches": {"method": sd.adadp(), "batch_size": 200, "copies": 4},
     "without privacy": {"method": sd.sgd(learning_rate=0.5), "budget": None},
+    "standardised": {"method": sd.auto()},
+    "standardised in front": {"method": sd.auto(), "frozen": True},
 }
 
 

@@ -42,6 +42,7 @@ ORDER = [
     "terms",
     "gate",
     "least_squares",
+    "standardise",
     "methods",
     "defaults",
     "report",

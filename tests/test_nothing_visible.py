@@ -44,6 +44,7 @@ from sordino.gradients import Engine
 from sordino.methods import method_named
 from sordino.report import drawn
 from sordino.runs import RunDirectory
+from sordino.standardise.standardiser import Standardiser
 
 TIMINGS = {"seconds", "peak_memory_mib", "created", "digest"}  # which is of the time too
 CLOCK = re.compile(r"\d+:\d\d(:\d\d)?|-:--(:--)?")  # of the progress bar
@@ -168,6 +169,8 @@ def silent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(secrets, "token_hex", lambda size: "0" * 2 * size)  # the name of a gate in its ledger
     for kind in (ExampleGate, UserGate):
         monkeypatch.setattr(kind, "_sums_at", partial_zeros(kind._sums_at))
+    real = Standardiser.total
+    monkeypatch.setattr(Standardiser, "total", lambda *each: torch.zeros_like(real(*each)))
 
 
 def partial_zeros(real: Callable[..., tuple[Tensor, Tensor]]) -> Callable[..., tuple[Tensor, Tensor]]:
@@ -380,6 +383,21 @@ def test_a_wild_row_whatever_the_method(observe: Observer, tmp_path: Path, metho
     data = rows_for("mlp")
     usual, other = (start(rows, method=METHODS[method]) for rows in (data, WILD[wild](data)))
     check(observe, tmp_path, usual, other, name=("methods", method))
+
+
+@pytest.mark.usefixtures("silent")
+@pytest.mark.parametrize("wild", ["huge", "overflowing", "tiny", "zero", "nan", "infinite", "constant"])
+def test_a_wild_row_among_inputs_that_are_standardised(observe: Observer, tmp_path: Path, wild: str) -> None:
+    data = rows_for("mlp")
+    settings: dict[str, Any] = {
+        "method": "auto",
+        "budget": (60, 1e-3),
+        "noise_multiplier": None,
+        "delta": None,
+    }
+    usual, other = (start(rows, **settings) for rows in (data, WILD[wild](data)))
+    check(observe, tmp_path, usual, other, name="standardised")
+    assert "'standardise': {'how': 'private'" in USUAL["standardised"].outcome
 
 
 GROUPS = torch.arange(ROWS) // 3

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from sordino.data.standardised import Moments
 from sordino.gate import ExampleGate, Released
 from sordino.methods import Method
 from sordino.privacy.certificate import ONE_ROW, epsilon_to_json
@@ -18,8 +19,14 @@ from sordino.runs.plan import RunPlan
 from sordino.runs.process import Line, Process, Seen, State
 from sordino.runs.resume import digest, made_up_theta
 from sordino.runs.spending import Promise
+from sordino.standardise.folding import handed_out
+from sordino.standardise.plan import PARTS
+from sordino.standardise.standardiser import Standardiser
 from sordino.steps import StepResult
 from sordino.vector import holding
+
+if TYPE_CHECKING:
+    from dp_accounting import DpEvent
 
 PublicLoss = Callable[[Tensor], Tensor]
 
@@ -77,7 +84,11 @@ class SeenStep(Seen):
 
 
 class Descent(Process):
-    """``measure`` gives the metrics of the model as it is, None where there are no held-out rows."""
+    """``measure`` gives the metrics of the model as it is, None where there are no held-out rows.
+
+    ``standardiser`` releases the moments of the inputs before the first step, where that is in the plan; ``placed`` is
+    called when they are known.
+    """
 
     def __init__(
         self,
@@ -89,8 +100,11 @@ class Descent(Process):
         measure: Callable[[], Mapping[str, float]] | None = None,
         public_loss: PublicLoss | None = None,
         counts: Callable[[], dict[str, Any]] | None = None,
+        standardiser: Standardiser | None = None,
+        placed: Callable[[], None] | None = None,
     ) -> None:
         self.door = self.gate = gate
+        self._standardiser, self._placed = standardiser, placed
         self._counts = counts
         self.model, self.theta, self.promise = gate.engine.model, gate.theta, promise
         self.measures = measure is not None
@@ -101,7 +115,23 @@ class Descent(Process):
         self._rate_state = self._method.rate.start(numbers, self.theta)
         self._average = None if self._method.average is None else self.theta.clone()
         self._result: StepResult | None = None
-        self._done = 0
+        self._done, self._folded = 0, False
+
+    def first(self, pay: Callable[[DpEvent], None]) -> None:
+        """Moments of the inputs: released, unless they are public, or those of a run that goes on."""
+        how = self._plan.standardise
+        if how is None:
+            return
+        if how.place.moments is None:
+            assert self._standardiser is not None
+            how.place.moments = self._standardiser.release(pay, self._record)
+        if self._placed is not None:
+            self._placed()
+
+    def _record(self, number: int, noisy: Tensor) -> None:
+        """A release before the first step, in the journal: there its steps are below 0."""
+        if self.gate.journal is not None:
+            self.gate.journal.record(Released(number - len(PARTS), noisy, noise_std=0.0, threshold=0.0))
 
     def step(self, number: int) -> bool:
         method = self._method
@@ -189,7 +219,12 @@ class Descent(Process):
             "step_state": self._step_state,
             "rate_state": self._rate_state,
             **({} if self._average is None else {"average": self._average}),
+            **({} if self._moments is None else {"moments": self._moments.to_state()}),
         }
+
+    @property
+    def _moments(self) -> Moments | None:
+        return None if self._plan.standardise is None else self._plan.standardise.place.moments
 
     def restore(self, state: State) -> None:
         self.gate.restore(state["gate"])
@@ -198,10 +233,20 @@ class Descent(Process):
         self._rate_state = state["rate_state"]
         if self._average is not None:
             self._average.copy_(state["average"])
+        if self._plan.standardise is not None and "moments" in state:
+            self._plan.standardise.place.moments = Moments.from_state(state["moments"])
 
     def finish(self) -> None:
         if self._average is not None:
             self.theta.copy_(self._average)
+
+    def handed_out(self) -> nn.Module:
+        how, moments = self._plan.standardise, self._moments
+        if how is None or moments is None:
+            return self.model
+        found = handed_out(self.model, moments, how.shape)
+        self._folded = found is self.model
+        return found
 
     def counts(self) -> dict[str, Any]:
         assert self._counts is not None
@@ -219,7 +264,9 @@ class Descent(Process):
         ]
 
     def facts(self) -> Mapping[str, Any]:
-        return {"microbatch": self.gate.engine.microbatch}
+        how = self._plan.standardise
+        folded = {} if how is None else {"standardise": {**how.describe(), "folded": self._folded}}
+        return {"microbatch": self.gate.engine.microbatch, **folded}
 
 
 def public_gradient(public_loss: PublicLoss, theta: Tensor) -> Tensor:

@@ -56,17 +56,19 @@ class _Private(BaseEstimator):  # type: ignore[misc]
         low, high = _bounds(self.bounds, X.shape[1])
         X = X if low else np.where(np.isnan(X), 0.0, X)  # with bounds, what is missing is in their middle
         known = (
-            "bounds of the features" if low else "that features are of about unit size, since none are scaled"
+            "bounds of the features"
+            if low
+            else "that features are of about unit size, unless they are standardised"
         )
         inputs = Arrays(
             target, (X.shape[1],), low, high, ("number of rows", *facts, "shape of the inputs", known)
         )
-        if not low:
+        standardised = self._train(inputs, inputs.examples((X, y)), task)
+        if not low and not standardised:
             warn(
                 "no bounds were given, so nothing is scaled: give public bounds=(low, high), unless your features are "
                 "of about unit size"
             )
-        self._train(inputs, inputs.examples((X, y)), task)
 
     def _fit_table(self, X: Any, y: Any, task: Task, labelled: bool) -> Target:
         """Fit a data frame as its schema says; y is the target's column, whatever it is called."""
@@ -86,7 +88,8 @@ class _Private(BaseEstimator):  # type: ignore[misc]
         self._train(table, table.examples({**columns, table.target.name: targets}), task)
         return table.target
 
-    def _train(self, inputs: Inputs, examples: Examples, task: Task) -> None:
+    def _train(self, inputs: Inputs, examples: Examples, task: Task) -> bool:
+        """Whether inputs were standardised on the way, which the method decides."""
         seed = None
         if self.random_state is not None:
             chance = self.random_state
@@ -111,6 +114,7 @@ class _Private(BaseEstimator):  # type: ignore[misc]
         )
         self.model_, self.inputs_ = run.model, inputs
         self.certificate_, self.epsilon_ = run.certificate, run.epsilon
+        return "standardise" in run.summary
 
     def _scores(self, X: Any) -> Tensor:
         check_is_fitted(self, "model_")
@@ -161,7 +165,8 @@ class SordinoClassifier(ClassifierMixin, _Private):  # type: ignore[misc]
         batch_size: As for `train`.
         classes: The labels, which are public; else they are read from y, and the certificate says so.
         bounds: Public bounds of the features: a pair (low, high), of numbers or of a number for each feature. What lies
-            outside is clipped, and the rest becomes -1 to 1. Without them nothing is scaled.
+            outside is clipped, and the rest becomes -1 to 1. Without them nothing is scaled but by the method: the
+            default one standardises features under the budget, where there are rows enough.
         schema: For data frames, in the place of classes and bounds: a schema of their columns, or its TOML file. y is
             the column that is its target.
         accountant: As for `train`.

@@ -40,6 +40,7 @@ class Method:
             for none), and 1 is the plain average of all of them, from the first: online-to-batch conversion.
             It is free post-processing, and when it is on, it is the model that comes out.
         private: False for methods without clipping and noise.
+        standardises: Whether inputs are standardised under the budget if the caller of `train` says nothing of it.
 
     >>> auto().describe()["adapts"], dp_sgd().describe()["needs"]
     (['learning_rate'], ['learning_rate', 'threshold'])
@@ -52,6 +53,7 @@ class Method:
     noise: Mechanism = field(default_factory=Gaussian)
     average: float | None = None
     private: bool = True
+    standardises: bool = False
 
     def __post_init__(self) -> None:
         if self.average is not None and not 0 < self.average <= 1:
@@ -386,7 +388,8 @@ def auto(
 
     Gradients are normalised, the rate is D / (G sqrt(T)) with the gradients' size G measured and the
     distance D from the model's shapes, layer by layer; the noise is banded, with as many bands as make it least
-    for the budget; and the model that comes out is an average over the last tenth of the run.
+    for the budget; and the model that comes out is an average over the last tenth of the run. Inputs are
+    standardised under the budget first, so that their scale does not matter.
 
     Args:
         travel: D, in times of the norm that weights of such shapes have at 1/sqrt(fan-in); None follows from
@@ -402,9 +405,14 @@ def auto(
     >>> auto().describe()["needs"]
     []
     """
-    mechanism: Mechanism = NOISES.part(noise)
     return Method(
-        "auto", Normalised(stability), Sgd(by_layer=True), Travel(travel), mechanism, average=average
+        "auto",
+        Normalised(stability),
+        Sgd(by_layer=True),
+        Travel(travel),
+        NOISES.part(noise),
+        average=average,
+        standardises=True,
     )
 
 

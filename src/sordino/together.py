@@ -5,18 +5,21 @@ from __future__ import annotations
 import json
 import os
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from sordino.data.standardised import Moments, Place
 from sordino.gate import Shares
 from sordino.privacy.certificate import sordino_version
 from sordino.ranks import Ranks
 from sordino.runs import Run
 from sordino.runs.resume import constants_of
+from sordino.standardise.folding import Standardised
 
 Facts = Callable[
     [bytes], Mapping[str, Any]
@@ -48,8 +51,14 @@ def lead(ranks: Ranks, shares: Shares, facts: Facts) -> None:
             )
 
 
-def follow(ranks: Ranks, shares: Shares, facts: Facts, template: tuple[Any, Any] | None) -> Run:
-    """Work for rank 0 until the run is done, and return what it returns."""
+def follow(
+    ranks: Ranks,
+    shares: Shares,
+    facts: Facts,
+    template: tuple[Any, Any] | None,
+    place: Place | None = None,
+) -> Run:
+    """Work for rank 0 until the run is done, and return what it returns. Moments of the inputs go to ``place``."""
     begin, (theta, *constants) = ranks.hear()
 
     def begun() -> tuple[Mapping[str, Any], list[Any]]:
@@ -71,15 +80,37 @@ def follow(ranks: Ranks, shares: Shares, facts: Facts, template: tuple[Any, Any]
         message, tensors = ranks.hear()
         if "run" in message:
             shares.theta.copy_(tensors[0])
-            return _run_of(message["run"], shares.engine.model)
+            return _run_of(message["run"], _behind(shares.engine.model, tensors[1:]))
+        if "moments" in message:
+            ranks.answer(partial(_placed, place, tensors))
+            continue
         ranks.answer(lambda: (None, shares.answer(message, tensors)))  # noqa: B023  # called at once
 
 
 def ended(ranks: Ranks, shares: Shares, run: Run) -> Run:
     """The run that rank 0 has trained, which the others return too."""
     told = {name: value for name, value in vars(run).items() if name != "model"}
-    ranks.end({"run": {**told, "path": None if run.path is None else str(run.path)}}, shares.theta)
+    behind = [run.model.offset, run.model.deviation] if isinstance(run.model, Standardised) else []
+    ranks.end({"run": {**told, "path": None if run.path is None else str(run.path)}}, shares.theta, *behind)
     return run
+
+
+def tell_moments(ranks: Ranks, place: Place) -> None:
+    """Rank 0 has standardised the inputs: all others do so from here on."""
+    if ranks.count > 1 and place.moments is not None:
+        ranks.say({"moments": True}, place.moments.offset, place.moments.deviation)
+        ranks.answers()
+
+
+def _placed(place: Place | None, told: Sequence[Tensor]) -> tuple[None, list[Tensor]]:
+    assert place is not None
+    place.moments = Moments(*(each.clone() for each in told))
+    return None, []
+
+
+def _behind(model: nn.Module, told: Sequence[Tensor]) -> nn.Module:
+    """The model, behind the standardisation of rank 0 if that could not be folded into it."""
+    return Standardised(model, Moments(*told)) if told else model
 
 
 def _run_of(told: Mapping[str, Any], model: nn.Module) -> Run:

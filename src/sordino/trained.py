@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from sordino.data import Examples, as_examples, tree_map
 from sordino.data.inputs import Inputs, Target, inputs_from_json
+from sordino.data.standardised import Moments
 from sordino.features.featured import names_of_features
 from sordino.features.featured import runs_code as features_run_code
 from sordino.gradients import call_model, evaluating
@@ -25,6 +26,7 @@ from sordino.models import build_model
 from sordino.models import runs_code as model_runs_code
 from sordino.runs import Run, RunDirectory
 from sordino.runs.directory import INPUTS, MODEL
+from sordino.standardise.folding import Standardised
 from sordino.verifying.reading import certificate_at
 
 _TOGETHER = 1024  # rows that are in memory at a time
@@ -235,6 +237,7 @@ def load(
     inputs = _inputs(directory.path / INPUTS, trust_code)
     weights = _weights(directory.path / MODEL, certificate)
     network = _network(summary, inputs, trust_code) if model is None else model
+    network = _with_place_for_moments(network, summary, weights)
     try:
         network.load_state_dict(weights)
     except RuntimeError:
@@ -305,6 +308,18 @@ def _network(summary: dict[str, Any], inputs: Inputs | None, trust_code: bool) -
             "sordino.load(run, model=net)"
         )
     return build_model(spec, shape, outputs)
+
+
+def _with_place_for_moments(
+    network: nn.Module, summary: dict[str, Any], weights: dict[str, Tensor]
+) -> nn.Module:
+    """Behind a standardisation of its inputs, if the run says that it is no part of the network's own weights."""
+    said = summary.get("standardise")
+    if not isinstance(said, dict) or said.get("folded") is not False or isinstance(network, Standardised):
+        return network
+    if not {"offset", "deviation"} <= weights.keys():
+        return network
+    return Standardised(network, Moments(weights["offset"], weights["deviation"]))
 
 
 class _Classes:

@@ -17,7 +17,7 @@ from sordino.descent import Descent, DescentPlan
 from sordino.gate import ExampleGate, Members, Shares
 from sordino.gradients import Engine, Loss, refuse
 from sordino.methods import Method, method_named
-from sordino.noise import Known
+from sordino.noise import Known, Streams
 from sordino.privacy import Budget, approximate, compose
 from sordino.ranks import Ranks, gathered
 from sordino.registry import is_number, is_whole, said
@@ -28,9 +28,11 @@ from sordino.runs.options import Options, RunOptions, taken
 from sordino.runs.recording import Recording, recorded
 from sordino.runs.resume import behaviour
 from sordino.runs.spending import Spending
+from sordino.standardise.choice import Standardising, check_choice, standardising
+from sordino.standardise.standardiser import Standardiser
 from sordino.tasks import Task, as_task, evaluate
 from sordino.terms import Terms, check_besides
-from sordino.together import ended, follow, lead
+from sordino.together import ended, follow, lead, tell_moments
 from sordino.warn import warn
 
 if TYPE_CHECKING:
@@ -50,6 +52,7 @@ def train(
     batch_size: int | None = None,
     sampling: str | None = None,
     groups: Any = None,
+    standardise: Any = None,
     template: tuple[Any, Any] | None = None,
     public_loss: Callable[[Tensor], Tensor] | None = None,
     microbatch: int | None = None,
@@ -72,6 +75,11 @@ def train(
         sampling: ``poisson`` (the default), ``shuffled`` or ``fixed-order``. Tree noise takes ``shuffled``, which
             it then is when a tree begins, or ``fixed-order``.
         groups: an id for each row: then the unit of privacy is all the rows of an id.
+        standardise: ``private`` estimates offset and deviation of every input (of every channel of images) for a small
+            part of the budget, ``public:MEAN,STD`` or a pair (mean, std) of numbers or tensors says them, ``none``
+            leaves inputs as they are. By default the default method standardises privately where it has a budget and
+            inputs are floating-point numbers in rows of features, or images. It becomes part of the model that comes
+            out, which takes rows as they were given here.
         template: five public rows (inputs, targets), for a model that cannot run on made-up ones.
         public_loss: a term of the loss that is a function of theta alone: a prior, weight decay.
         microbatch: how many rows are worked on at a time; by default measured.
@@ -123,14 +131,16 @@ def train(
         if not isinstance(method, Method):
             raise ValueError(f"method must be a name or a Method such as adadp(), not {said(method)}")
         members = Members(len(examples), groups)
+        how = _standardising(standardise, examples, members, method, asked)
+        given, (examples, asked) = examples, _behind(how, examples, asked)
         if ranks.rank > 0:
-            return _followed(model, task, examples, members, method, asked, template, ranks)
+            return _followed(model, task, examples, members, method, asked, template, ranks, how)
         with recorded(asked, model) as recording:
             microbatch = recording.chosen("microbatch", microbatch)
             engine = Engine(model, task.per_example, microbatch=microbatch, keep_loss=asked.show_unprotected)
             cut = _shares(shares, recording, ranks)
             plan = planned_descent(
-                method, members, epochs, batch_size, sampling, recording, len(engine.vector), cut
+                method, members, epochs, batch_size, sampling, recording, len(engine.vector), cut, how
             )
             streams = recording.streams
             gate = ExampleGate(
@@ -141,11 +151,13 @@ def train(
             descent = Descent(
                 gate,
                 plan,
-                Spending(plan.terms, plan.delta, asked.accountant, *_besides(asked)),
+                Spending(plan.terms, plan.delta, asked.accountant, *_besides(asked), _first(how)),
                 pins=partial(pins_of, examples, members, engine),
                 measure=None if asked.test is None or noisy else partial(evaluate, model, task, asked.test),
                 public_loss=public_loss,
                 counts=None if noisy is None else noisy.release,
+                standardiser=_standardiser(how, given, members, streams),
+                placed=None if how is None else partial(tell_moments, ranks, how.place),
             )
             return ended(ranks, gate.shares, conduct(descent, plan, recording))
 
@@ -159,12 +171,42 @@ def _followed(
     asked: Options,
     template: tuple[Any, Any] | None,
     ranks: Ranks,
+    how: Standardising | None = None,
 ) -> Run:
     """The part of a process that works for rank 0: it releases, writes and shows nothing."""
     asked.place(model)
     engine = Engine(model, task.per_example, keep_loss=asked.show_unprotected)
     shares = Shares(engine, examples, members, method.clip, ranks=ranks)
-    return follow(ranks, shares, partial(_in_common, shares, method), template)
+    place = None if how is None else how.place
+    return follow(ranks, shares, partial(_in_common, shares, method), template, place)
+
+
+def _standardising(
+    given: Any, examples: Examples, members: Members, method: Method, asked: Options
+) -> Standardising | None:
+    budget = asked.budget if method.private else None
+    besides = [each for each in _besides(asked) if each is not None]
+    beside = compose(besides) if besides else None
+    return standardising(
+        given, examples, members.count, budget, asked.accountant, beside, by_default=method.standardises
+    )
+
+
+def _behind(how: Standardising | None, examples: Examples, asked: Options) -> tuple[Examples, Options]:
+    """Rows as the model sees them, those to train on and those held out."""
+    if how is None:
+        return examples, asked
+    return how.behind(examples), asked if asked.test is None else replace(asked, test=how.behind(asked.test))
+
+
+def _first(how: Standardising | None) -> DpEvent | None:
+    return None if how is None else how.event
+
+
+def _standardiser(
+    how: Standardising | None, examples: Examples, members: Members, streams: Streams
+) -> Standardiser | None:
+    return None if how is None or how.plan is None else Standardiser(how.plan, examples, members, streams)
 
 
 def _in_common(shares: Shares, method: Method, key: bytes) -> Mapping[str, Any]:
@@ -191,6 +233,7 @@ def check_call(
     epochs: float | None,
     batch_size: int | None,
     sampling: str | None,
+    standardise: Any = None,
     **options: Unpack[RunOptions],
 ) -> None:
     """Refuse what `train` would refuse whatever the rows are, and how many: for those who pay for something before it.
@@ -199,6 +242,7 @@ def check_call(
     """
     (asked,) = taken(options, train, Options)
     asked.check_device()
+    check_choice(standardise)
     refuse(model)
     units = max(_MANY, batch_size or 1)
     outlined(method, units, epochs, batch_size, sampling, secure=asked.secure)
@@ -216,6 +260,7 @@ def planned_descent(
     recording: Recording,
     parameters: int,
     shares: int = 1,
+    how: Standardising | None = None,
 ) -> DescentPlan:
     """What is laid down from public numbers: steps, batches, and the noise they need."""
     units, asked = members.count, recording.asked
@@ -230,7 +275,7 @@ def planned_descent(
         parameters=parameters,
     )
     method = outline.method
-    terms, delta = _noised(method, outline.terms, asked)
+    terms, delta = _noised(method, outline.terms, asked, _first(how))
     method.step.check(terms.multiplier)
     if delta is not None:
         warn_of_delta(delta, units)
@@ -244,12 +289,13 @@ def planned_descent(
         lines=_LOGGED_STEPS,
         parameters=parameters,
         seeded=recording.streams.seeded,
-        assumptions=_assumptions(terms, members.unit, asked, shares),
+        assumptions=_assumptions(terms, members.unit, asked, shares, how),
         unprotected=_unprotected(asked),
         details=asked.details or {},
         inputs=asked.inputs,
         before=asked.before,
         metric_epsilon=asked.metric_epsilon,
+        standardise=how,
         method=method,
         epochs=outline.epochs,
         batch_size=outline.batch_size,
@@ -300,9 +346,11 @@ def warn_of_delta(delta: float, units: int) -> None:
         warn(f"delta {delta:g} is not below 1/n = {1 / units:.3g}: it allows publishing somebody whole")
 
 
-def _noised(method: Method, terms: Terms, asked: Options) -> tuple[Terms, float | None]:
+def _noised(
+    method: Method, terms: Terms, asked: Options, first: DpEvent | None
+) -> tuple[Terms, float | None]:
     """The terms with their noise, and delta, from whatever the user gave."""
-    besides = [each for each in _besides(asked) if each is not None]
+    besides = [each for each in (*_besides(asked), first) if each is not None]
     if besides and not (method.private and (asked.budget or asked.noise_multiplier)):
         raise ValueError(
             "bounds or metrics that are paid for need a private run: give it a budget, or leave them out"
@@ -338,7 +386,9 @@ def pins_of(examples: Examples, members: Members, engine: Engine, key: bytes) ->
     }
 
 
-def _assumptions(terms: Terms, unit: str, asked: Options, shares: int) -> tuple[str, ...]:
+def _assumptions(
+    terms: Terms, unit: str, asked: Options, shares: int, how: Standardising | None
+) -> tuple[str, ...]:
     """What a reader of the guarantee must believe."""
     facts = [terms.sampling.assumption]
     never = terms.sampling.never_drawn(terms.units)
@@ -349,6 +399,8 @@ def _assumptions(terms: Terms, unit: str, asked: Options, shares: int) -> tuple[
         )
     if terms.explanation:
         facts.append(terms.explanation)
+    if how is not None:
+        facts.append(how.words)
     if shares > 1:
         facts.append(
             f"batches were cut into {shares} shares for several processes of the owner's, and what those sent each "

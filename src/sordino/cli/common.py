@@ -351,6 +351,9 @@ def promised_lines(run: Run, spent_by: str) -> Lines:
 def _spent_besides(summary: dict[str, Any]) -> Iterator[str]:
     """What epsilon includes besides the training; the parts do not add up to it, since they are composed."""
     before, metrics = summary.get("before"), summary.get("metric_epsilon")
+    standardise = summary.get("standardise") or {}
+    if standardise.get("how") == "private":
+        yield "one release to standardise inputs"
     if before is not None:
         yield f"epsilon {before['event']['epsilon']:g} for bounds and values of the schema"
     if metrics is not None:

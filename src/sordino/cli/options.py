@@ -90,6 +90,14 @@ MetricEpsilon = Annotated[
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print exactly one JSON object on stdout.")]
+Standardise = Annotated[
+    str | None,
+    typer.Option(
+        metavar="none|private|public:MEAN,STD",
+        help="Offset and deviation of every input: none, estimated for a part of --epsilon, or said. By default "
+        "private for the default method, where inputs are numbers.",
+    ),
+]
 Settings = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="NAME=VALUE", help="A setting of the method, e.g. learning_rate=0.5."),

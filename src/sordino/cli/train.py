@@ -54,6 +54,7 @@ def train(
     image_size: given.ImageSize = None,
     grey: given.Grey = False,
     sampling: given.Sampling = None,
+    standardise: given.Standardise = None,
     accountant: given.Accountant = "auto",
     classes: given.Classes = None,
     target: given.Target = None,
@@ -113,13 +114,12 @@ def train(
                     **_of_data(loaded, spec, seed, features),
                     "method": how, "epochs": epochs, "batch_size": batch_size, "sampling": sampling,
                     "budget": budget, "noise_multiplier": noise_multiplier, "delta": delta, "accountant": accountant,
-                    "before": before, "metric_epsilon": metric_epsilon,
+                    "before": before, "metric_epsilon": metric_epsilon, "standardise": standardise,
                     "seed": seed, "secure": secure, "device": own_device(device), "shares": shares,
-                    "evaluations": evaluations, "show_unprotected": show_unprotected,
-                    "out": folder, "resume": resume, "keep_checkpoint": keep_checkpoint, "progress": True,
-                    "data_name": declared_name(data, loaded, data_name, ledger),
-                    "ledger": ledger, "rationale": rationale, "signing_key": signing_key,
-                    "callbacks": loggers(folder, tensorboard, mlflow),
+                    "evaluations": evaluations, "show_unprotected": show_unprotected, "out": folder,
+                    "resume": resume, "keep_checkpoint": keep_checkpoint, "progress": True, "ledger": ledger,
+                    "data_name": declared_name(data, loaded, data_name, ledger), "rationale": rationale,
+                    "signing_key": signing_key, "callbacks": loggers(folder, tensorboard, mlflow),
                 }  # fmt: skip
 
             not_of_tables = classes, image_size, grey
@@ -174,6 +174,22 @@ def _lines(run: Run) -> Lines:
     covered = "covered by the guarantee" if run.metrics["covered"] else "not covered by the guarantee"
     yield from measured_lines(run, f"; {covered}")
     yield from promised_lines(run, _batches(run.summary))
+    yield from _standardised(run.summary)
+
+
+def _standardised(summary: dict[str, Any]) -> Lines:
+    how = summary.get("standardise")
+    if how is None:
+        return
+    if how["how"] == "public":
+        yield "standardised", "inputs, by what is public of them"
+        return
+    few = " (units are too few for each)" if how["one_scale"] else ""
+    yield (
+        "standardised",
+        f"{how['of']}{few}, for {100 * how['share']:.3g} % of the budget (noise multiplier {how['multiplier']:.4g}); "
+        "the model takes rows as they are",
+    )
 
 
 def _not_looked_at(loaded: Loaded, data: str) -> Lines:

@@ -77,7 +77,8 @@ def closed_run(
     ledger = _settled(account, recording)
     guarantee, directory, described = process.promise.total, recording.directory, plan.describe()
     # The model first: the certificate has the hash of what was written.
-    model = None if directory is None else directory.write_model(process.model)
+    network = process.handed_out()
+    model = None if directory is None else directory.write_model(network)
     document = _certified(process, plan, recording, model, ledger)
     last = history[-1]  # evaluated, if there is anything to evaluate on
     measured = {name: value for name, value in last.items() if name.startswith(("test_", "holdout_"))}
@@ -112,7 +113,7 @@ def closed_run(
         if not recording.asked.keep_checkpoint:
             delete_checkpoint(directory.checkpoint_folder)
     path = None if directory is None else directory.path
-    return Run(process.model, guarantee.epsilon, plan.delta, metrics, document, summary, history, path)
+    return Run(network, guarantee.epsilon, plan.delta, metrics, document, summary, history, path)
 
 
 def _certified(

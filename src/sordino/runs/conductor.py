@@ -22,7 +22,7 @@ from sordino.ledger import Account
 from sordino.privacy.certificate import epsilon_to_json, sordino_version
 from sordino.runs.checkpoint import Saved
 from sordino.runs.closing import Run, closed_run
-from sordino.runs.counting import counted, pay_after
+from sordino.runs.counting import counted, pay_after, pay_first
 from sordino.runs.directory import INPUTS
 from sordino.runs.journal import ReleaseJournal
 from sordino.runs.plan import RunPlan
@@ -43,6 +43,7 @@ def conduct(process: Process, plan: RunPlan, recording: Recording) -> Run:
     with counted(process, plan, recording) as account, ExitStack() as stack:
         done = score.begin()
         stack.enter_context(score.logging(done))
+        process.first(partial(pay_first, process, account, ours=score.ours))
         stack.enter_context(score.bar)  # not before: what is refused needs none
         for number in range(done, plan.steps):
             must_not_be_repeated = process.step(number)
@@ -69,6 +70,7 @@ class _Score:
         self.evaluated = marks(plan.steps, asked.evaluations) if process.measures else set()
         self.saves = marks(plan.steps, _CHECKPOINTS) - {plan.steps}
         self.bar = TrainingBar(plan.steps, sys.stderr.isatty() if asked.progress is None else asked.progress)
+        self.ours = not isinstance(asked.ledger, Account)  # the account, if there is any
         self.journal: ReleaseJournal | None = None
         self.pinned: dict[str, Any] = {}
         self.callbacks = [each for each in asked.callbacks if not isinstance(each, HistoryLogger)]
@@ -215,7 +217,7 @@ class _Score:
     def counts(self, account: Account | None) -> dict[str, Any]:
         """Noisy metrics: paid, then released, once. Their noise cannot be drawn again, so they are kept before anything
         of them is seen; a run that is killed later finds them."""
-        pay_after(self.process, account, ours=not isinstance(self.recording.asked.ledger, Account))
+        pay_after(self.process, account, ours=self.ours)
         kept = None if self.directory is None else self.directory.checkpoint_folder / COUNTS
         if kept is not None and kept.exists():
             found: dict[str, Any] = json.loads(kept.read_text())

@@ -9,6 +9,7 @@ import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from sordino.gate import Door
 from sordino.ledger import Account, BeyondCap, LedgerError, LedgerFile, ledger_of
@@ -20,9 +21,12 @@ from sordino.runs.options import UNNAMED
 from sordino.runs.plan import RunPlan
 from sordino.runs.process import Process
 from sordino.runs.recording import Recording
-from sordino.runs.spending import AFTER, Spending
+from sordino.runs.spending import AFTER, FIRST, Spending
 from sordino.runs.writing import replace_file
 from sordino.terms import Terms
+
+if TYPE_CHECKING:
+    from dp_accounting import DpEvent
 
 _PAYMENTS = 20  # of a run, as many as checkpoints: each pays for a twentieth of its releases, ahead
 
@@ -58,15 +62,27 @@ def counted(process: Process, plan: RunPlan, recording: Recording) -> Iterator[A
         raise
 
 
+def pay_first(process: Process, account: Account | None, event: DpEvent, *, ours: bool) -> None:
+    """Pay for what is released before the first step, before a row is read for it. Paid once, however often asked."""
+    assert isinstance(process.promise, Spending)
+    assert event == process.promise.first
+    _pay(process, account, FIRST, event, ours)
+
+
 def pay_after(process: Process, account: Account | None, ours: bool) -> None:
     """Pay for what is released when the training is done, before it is looked at. Paid once, however often asked."""
-    promise, door = process.promise, process.door
+    promise = process.promise
     assert isinstance(promise, Spending)
     assert promise.after is not None
+    _pay(process, account, AFTER, promise.after, ours)
+
+
+def _pay(process: Process, account: Account | None, key: str, event: DpEvent, ours: bool) -> None:
+    door = process.door
     assert door is not None
     if account is not None:
-        (account if ours else account.part(door.charged_as)).spend(AFTER, promise.after)
-    door.ledger.charge(f"{door.charged_as}/{AFTER}", promise.after)
+        (account if ours else account.part(door.charged_as)).spend(key, event)
+    door.ledger.charge(f"{door.charged_as}/{key}", event)
 
 
 def check_before(ledger: LedgerFile | Account | None, plan: RunPlan) -> None:
@@ -175,9 +191,9 @@ def _what_fits(refused: BeyondCap, plan: RunPlan, accountant: str) -> str:
     if not terms.multiplier or plan.delta is None or cap.unit != plan.unit:
         return ""
 
-    own = (
-        [] if plan.metric_epsilon is None else [approximate(plan.metric_epsilon)]
-    )  # which no noise makes less
+    own = [] if plan.metric_epsilon is None else [approximate(plan.metric_epsilon)]
+    if plan.standardise is not None and plan.standardise.event is not None:
+        own.append(plan.standardise.event)  # which no noise of the training makes less
     besides = [*([] if plan.before is None else [plan.before.event]), *own]
 
     def with_noise(factor: float) -> Terms:

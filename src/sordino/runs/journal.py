@@ -55,7 +55,9 @@ class ReleaseJournal:
                 parts.append(_bytes_of(value))
             numbers += f"{name} {'vector' if isinstance(value, Tensor) else float(value).hex()} "
         parts.append(numbers.encode())
-        step = released.step.to_bytes(8, "big")
+        step = released.step.to_bytes(
+            8, "big", signed=True
+        )  # what comes before the first step has one below 0
         return b"".join(
             self._mac.encrypt(step + place.to_bytes(4, "big"), b"", part) for place, part in enumerate(parts)
         ).hex()

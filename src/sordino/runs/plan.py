@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 from sordino.data.inputs import Inputs
 from sordino.runs.before import Before
+from sordino.standardise.choice import Standardising
 from sordino.terms import Terms
 
 # What run.json says besides the plan, so that nothing of the caller's own can pass for it.
@@ -28,6 +29,7 @@ SAID_BY_THE_RUN = frozenset(
         "caveat",
         "before",
         "metric_epsilon",
+        "standardise",
         "checkpoint_kept",
         "sordino_version",
         "seconds",
@@ -64,6 +66,7 @@ class RunPlan(ABC):
     inputs: Inputs | None = None  # how raw rows became the data
     before: Before | None = None  # what was released before the run, on its budget
     metric_epsilon: float | None = None  # for noisy counts of the held-out rows, when the training is done
+    standardise: Standardising | None = None  # how inputs become what the model sees
 
     def __post_init__(self) -> None:
         taken = sorted((self._own().keys() | SAID_BY_THE_RUN) & self.details.keys())
@@ -89,6 +92,7 @@ class RunPlan(ABC):
             **({} if self.caveat is None else {"caveat": self.caveat}),
             **({} if self.before is None else {"before": self.before.to_json()}),
             **({} if self.metric_epsilon is None else {"metric_epsilon": self.metric_epsilon}),
+            **({} if self.standardise is None else {"standardise": self.standardise.describe()}),
         }
 
     @property

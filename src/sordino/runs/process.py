@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
 from sordino.gate import Door
 from sordino.runs.spending import Promise
+
+if TYPE_CHECKING:
+    from dp_accounting import DpEvent
 
 State = dict[str, Any]  # tensors and numbers, nested: a checkpoint holds it as it is
 Line = dict[str, Any]  # of history.jsonl
@@ -105,9 +108,18 @@ class Process(ABC):
     @abstractmethod
     def restore(self, state: State) -> None: ...
 
-    def finish(self) -> None:
-        """Make the model what is handed out."""
+    def first(self, pay: Callable[[DpEvent], None]) -> None:
+        """Release what is released before the first step, once; ``pay`` is called before a row is read for it."""
         return None
+
+    def finish(self) -> None:
+        """Make theta what is handed out."""
+        return None
+
+    def handed_out(self) -> nn.Module:
+        """The model that comes out, when nothing more is computed with it here: for raw rows, whatever it was trained
+        on."""
+        return self.model
 
     def counts(self) -> dict[str, Any]:
         """Metrics as noisy counts, released now; what they cost was paid. Only of a plan with a ``metric_epsilon``."""

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from dp_accounting import DpEvent
 
 
-AFTER = "counts of held-out rows"  # the key of what is paid when the training is done
+FIRST = "standardisation of the inputs"  # the key of what is paid before the first step
+AFTER = "counts of held-out rows"  # and of what is paid when the training is done
 
 
 class Promise(Protocol):
@@ -32,8 +33,8 @@ class Promise(Protocol):
 class Spending:
     """Epsilon as a function of gate calls: the accountant is chosen once, for the whole plan.
 
-    ``before`` was released before the first of them, and is paid elsewhere; ``after`` is released when all are done,
-    and is the run's own to pay, as ``AFTER``.
+    ``before`` was released before the first of them, and is paid elsewhere. ``first`` is the run's own to release and
+    to pay before them, as ``FIRST``; ``after`` likewise when all are done, as ``AFTER``.
     """
 
     def __init__(
@@ -43,34 +44,36 @@ class Spending:
         accountant: str,
         before: DpEvent | None = None,
         after: DpEvent | None = None,
+        first: DpEvent | None = None,
     ) -> None:
         assert terms.steps is not None
-        self._terms, self.before, self.after = terms, before, after
+        self._terms, self.before, self.after, self.first = terms, before, after, first
         self._curve: EpsilonCurve | None = None
-        first = terms.charge(0)[1]
+        step = terms.charge(0)[1]
         if terms.multiplier == 0 or delta is None:
-            self.total = price(first, delta if delta is not None else 1e-5, "rdp")
+            self.total = price(step, delta if delta is not None else 1e-5, "rdp")
             if delta is None:
                 self.total = replace(self.total, delta=0.0)
-        elif before is not None or after is not None:
-            self.total = self._priced_with_all(first, delta, accountant)
+        elif (before, after, first) != (None, None, None):
+            self.total = self._priced_with_all(step, delta, accountant)
         elif squared_mu(terms.cost(terms.steps)) is not None:
             self.total = price(terms.cost(terms.steps), delta, accountant)
         else:
             self._curve = epsilon_after(
-                first, delta, planned_steps=self._charges(terms.steps), accountant=accountant
+                step, delta, planned_steps=self._charges(terms.steps), accountant=accountant
             )
             self.total = self._curve.total
 
-    def _priced_with_all(self, first: DpEvent, delta: float, accountant: str) -> Guarantee:
+    def _priced_with_all(self, step: DpEvent, delta: float, accountant: str) -> Guarantee:
         """The whole plan; and unless there is a closed form, the curve up to where the training ends."""
         terms = self._terms
         assert terms.steps is not None
         total = price(compose([*self._in_front, self.planned]), delta, accountant)
         if squared_mu(terms.cost(terms.steps)) is None:
             steps = self._charges(terms.steps)
+            ahead = compose(self._ahead) if self._ahead else None
             self._curve = epsilon_after(
-                first, delta, planned_steps=steps, accountant=total.accountant, before=self.before
+                step, delta, planned_steps=steps, accountant=total.accountant, before=ahead
             )
         return total
 
@@ -79,13 +82,21 @@ class Spending:
         return [] if self.before is None else [self.before]
 
     @property
+    def _ahead(self) -> list[DpEvent]:
+        """What is released before the first step, whoever pays for it."""
+        return [*self._in_front, *([] if self.first is None else [self.first])]
+
+    @property
     def planned(self) -> DpEvent:
         """What the run itself releases."""
         assert self._terms.steps is not None
         training = self._terms.cost(self._terms.steps)
-        if self.after is None:
+        if self.after is None and self.first is None:
             return training
-        return compose([*(repeat(leaf, count) for leaf, count in leaves(training)), self.after])
+        besides = [[] if each is None else [each] for each in (self.first, self.after)]
+        # Equal ones grouped, as a ledger has them.
+        every = leaves(compose([*besides[0], training, *besides[1]]))
+        return compose([repeat(leaf, count) for leaf, count in every])
 
     def _charges(self, calls: int) -> int:
         return self._terms.sampling.charges(calls, self._terms.units)
@@ -97,7 +108,7 @@ class Spending:
             return self._curve(self._charges(calls))
         # Plain Gaussians have a closed form, whatever their noise.
         total = self.total
-        released = compose([*self._in_front, self._terms.cost(calls)])
+        released = compose([*self._ahead, self._terms.cost(calls)])
         return price(released, total.delta, total.accountant, total.conversion).epsilon
 
     def paid(self, ledger: Ledger) -> DpEvent:

@@ -112,6 +112,12 @@ def _besides_the_training(run: Kept) -> Iterator[str]:
     before, metrics = mapping(run.summary.get("before")), run.summary.get("metric_epsilon")
     if before.get("words"):
         yield f"Of these, before the training. {before['words']}"
+    standardise = mapping(run.summary.get("standardise"))
+    if standardise.get("how") == "private":
+        yield (
+            "Of these, before the training: the Gaussian release of noise multiplier "
+            f"{number(standardise.get('multiplier')):.4g}, by which inputs are standardised."
+        )
     if metrics is not None:
         yield f"Of these, after it, for epsilon {metrics}: held-out rows, as noisy counts."
 

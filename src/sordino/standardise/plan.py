@@ -1,0 +1,149 @@
+"""What standardising costs, and how finely it looks: from public numbers alone.
+
+Four Gaussian releases have fixed shares of one multiplier z: that of share w has z / sqrt(w), so that the sum of
+1/z_i^2 is 1/z^2, and all four together cost exactly what one Gaussian of multiplier z does, whatever the later ones
+make of the earlier (docs/proofs.md).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from sordino.privacy import Budget, compose, gaussian, noise_for
+from sordino.standardise.moments import BINS
+
+if TYPE_CHECKING:
+    from dp_accounting import DpEvent
+
+# The releases in their order, and their shares of 1/z^2.
+MAGNITUDES, MEANS, DISTANCES, SPREADS = range(4)
+PARTS = (0.2, 0.2, 0.2, 0.4)
+POWERS = (0, 1, 0, 2)  # of the values that are summed; 0 where magnitudes are counted
+PRECISION = 0.02  # the noise of a moment, in times of its range, that is enough
+LEAST_SHARE, MOST_SHARE = 0.01, 0.1  # of the budget's mu^2
+# A moment with more noise than this, in times of its range, is not worth its price. Counts of magnitudes have as much,
+# in times of the units: with more, scales are taken for others, and a feature that is blown up does more harm than the
+# rest does good.
+TOO_NOISY = 0.12
+_HAIR = 1 + 1e-12  # more noise, so that rounding of the shares is paid for
+
+
+@dataclass(frozen=True)
+class MomentsPlan:
+    """Each of ``features`` inputs has moments of its own, a mean over ``positions`` (the pixels of a channel).
+
+    Guarantee: all that `Standardiser` releases is one Gaussian release of this ``multiplier``.
+    """
+
+    shape: tuple[int, ...]  # of a row
+    features: int
+    positions: int
+    units: int
+    multiplier: float  # z, of all releases together
+    share: float  # of the mu^2 of the budget
+
+    @property
+    def event(self) -> DpEvent:
+        return gaussian(self.multiplier)
+
+    @property
+    def one_scale(self) -> bool:
+        """Whether units are too few for moments of each feature."""
+        return self.features < own_features(self.shape)
+
+    def sensitivity(self, release: int) -> float:
+        """How far a unit moves a release at most, in exact arithmetic: each moment of a feature is at most 1, and so
+        are its counts together; beside moments the rows are counted."""
+        powers = POWERS[release]
+        return math.sqrt(powers * self.features + 1 if powers else self.features)
+
+    def size(self, release: int) -> int:
+        """How many numbers a release has."""
+        powers = POWERS[release]
+        return powers * self.features + 1 if powers else self.features * BINS
+
+    def multiplier_of(self, release: int) -> float:
+        return self.multiplier / math.sqrt(PARTS[release]) * _HAIR
+
+    @property
+    def of_what(self) -> str:
+        """What has an offset and a deviation, in words."""
+        if self.features == 1:
+            return "all inputs together"
+        return f"{self.features} {'inputs' if len(self.shape) == 1 else 'channels'}"
+
+    def describe(self) -> dict[str, Any]:
+        """What run.json says."""
+        return {
+            "how": "private",
+            "features": self.features,
+            "of": self.of_what,
+            "one_scale": self.one_scale,
+            "multiplier": self.multiplier,
+            "share": self.share,
+        }
+
+    @property
+    def words(self) -> str:
+        """For the certificate."""
+        each = "" if self.features == 1 else "each of "
+        few = ", since units are too few for more" if self.one_scale else ""
+        return (
+            f"Inputs were standardised before the first step by an offset and a deviation of {each}{self.of_what}{few}"
+            ". They come from four Gaussian releases over all units (counts of magnitudes and clipped sums), together "
+            f"one of noise multiplier {self.multiplier:.6g}, {100 * self.share:.3g} % of the budget's mu^2; they are "
+            "part of the model."
+        )
+
+
+def own_features(shape: tuple[int, ...]) -> int:
+    """How many inputs can have moments of their own: the numbers of a flat row, or the channels of an image."""
+    return shape[0]
+
+
+def fits(shape: tuple[int, ...]) -> bool:
+    """Whether rows of this shape have a known meaning: (features,), or (channels, height, width)."""
+    return len(shape) in (1, 3) and math.prod(shape) > 0
+
+
+def planned_moments(
+    shape: tuple[int, ...],
+    units: int,
+    budget: Budget,
+    accountant: str,
+    besides: DpEvent | None = None,
+) -> MomentsPlan | None:
+    """For each feature, or where units are too few one for all; None where they are too few for that.
+
+    A part of what the budget has left beside ``besides``, in terms of the one Gaussian release that would take it all.
+    """
+
+    def with_all(multiplier: float) -> DpEvent:
+        return compose([*([] if besides is None else [besides]), gaussian(multiplier)])
+
+    whole = noise_for(budget, with_all, accountant)
+    for features in dict.fromkeys((own_features(shape), 1)):
+        if noise_of_moments(whole, MOST_SHARE, features, units) <= TOO_NOISY:
+            part = share(whole, features, units)
+            positions = math.prod(shape) // features
+            return MomentsPlan(shape, features, positions, units, whole / math.sqrt(part), part)
+    return None
+
+
+def share(whole: float, features: int, units: int) -> float:
+    """The part of the budget's mu^2 that is spent: as much as `PRECISION` needs, within bounds.
+
+    ``whole`` is the multiplier with which one release would take all of the budget.
+
+    >>> share(1.0, 10, 100), share(1.0, 10, 1_000_000), 0.02 < share(1.0, 10, 2000) < 0.03
+    (0.1, 0.01, True)
+    """
+    wanted = (noise_of_moments(whole, 1.0, features, units) / PRECISION) ** 2
+    return min(max(wanted, LEAST_SHARE), MOST_SHARE)
+
+
+def noise_of_moments(whole: float, part: float, features: int, units: int) -> float:
+    """The standard deviation of the last release's noise, in times of the range of what is averaged."""
+    return whole / math.sqrt(part * PARTS[SPREADS]) * math.sqrt(2 * features + 1) / units
