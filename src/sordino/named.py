@@ -236,6 +236,9 @@ MODELS = Registry(
 
 # A fact about a set may be the model it gets if nobody names one; else it is an mlp, which takes rows of any shape.
 # Another may be the features that stand in front of a model if nobody names either.
+# Without features a small network; with nothing named at all, features in front of a linear model.
+_OF_IMAGES = {"model": "cnn", "features": "scattering"}
+
 DATA_SETS = Registry(
     "data set",
     {
@@ -245,18 +248,16 @@ DATA_SETS = Registry(
             "four kinds of news",
             facts={"model": "mlp:128", "texts": "data.ag_news:load_texts"},
         ),
-        "cifar10": Entry("data.cifar:load_cifar10", "ten kinds of things, 32x32", facts={"model": "cnn"}),
+        "cifar10": Entry("data.cifar:load_cifar10", "ten kinds of things, 32x32", facts=_OF_IMAGES),
         "digits": Entry(
             "data.digits:load_digits",
             "handwritten, 8x8, bundled",
             facts={"model": "mlp:64", "bundled": True},
         ),
-        "emnist-bymerge": Entry(
-            "data.emnist:BYMERGE.load", "letters and digits, 28x28", facts={"model": "cnn"}
-        ),
-        "emnist-letters": Entry("data.emnist:LETTERS.load", "letters, 28x28", facts={"model": "cnn"}),
-        "fashion-mnist": Entry("data.idx:FASHION_MNIST.load", "clothing, 28x28", facts={"model": "cnn"}),
-        "mnist": Entry("data.idx:MNIST.load", "handwritten digits, 28x28", facts={"model": "cnn"}),
+        "emnist-bymerge": Entry("data.emnist:BYMERGE.load", "letters and digits, 28x28", facts=_OF_IMAGES),
+        "emnist-letters": Entry("data.emnist:LETTERS.load", "letters, 28x28", facts=_OF_IMAGES),
+        "fashion-mnist": Entry("data.idx:FASHION_MNIST.load", "clothing, 28x28", facts=_OF_IMAGES),
+        "mnist": Entry("data.idx:MNIST.load", "handwritten digits, 28x28", facts=_OF_IMAGES),
         "shakespeare": Entry(
             "data.shakespeare:load_shakespeare", "next words, by roles", facts={"model": "lstm"}
         ),

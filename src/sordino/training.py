@@ -29,6 +29,7 @@ from sordino.runs.recording import Recording, recorded
 from sordino.runs.resume import behaviour
 from sordino.runs.spending import Spending
 from sordino.standardise.choice import Standardising, check_choice, standardising
+from sordino.standardise.folding import weighs_each_number
 from sordino.standardise.standardiser import Standardiser
 from sordino.tasks import Task, as_task, evaluate
 from sordino.terms import Terms, check_besides
@@ -131,7 +132,7 @@ def train(
         if not isinstance(method, Method):
             raise ValueError(f"method must be a name or a Method such as adadp(), not {said(method)}")
         members = Members(len(examples), groups)
-        how = _standardising(standardise, examples, members, method, asked)
+        how = _standardising(standardise, model, examples, members, method, asked)
         given, (examples, asked) = examples, _behind(how, examples, asked)
         if ranks.rank > 0:
             return _followed(model, task, examples, members, method, asked, template, ranks, how)
@@ -182,13 +183,20 @@ def _followed(
 
 
 def _standardising(
-    given: Any, examples: Examples, members: Members, method: Method, asked: Options
+    given: Any, model: nn.Module, examples: Examples, members: Members, method: Method, asked: Options
 ) -> Standardising | None:
     budget = asked.budget if method.private else None
     besides = [each for each in _besides(asked) if each is not None]
     beside = compose(besides) if besides else None
     return standardising(
-        given, examples, members.count, budget, asked.accountant, beside, by_default=method.standardises
+        given,
+        examples,
+        members.count,
+        budget,
+        asked.accountant,
+        beside,
+        by_default=method.standardises,
+        each_number=partial(weighs_each_number, model),
     )
 
 

@@ -10,8 +10,12 @@ from torch import Tensor
 from sordino.rates.controller import RateController, State, bounded
 from sordino.steps import Gradient, Plan, StepResult
 
-ONE_LAYER = 3.5  # the travel of a linear model
+ONE_LAYER = 3.5  # the travel of one layer of several
 DEEPER = 0.75  # with so many layers behind one another it is that many times less, to this power
+CLEAR = 36.0  # how far all gradients could lead, in times of where noise leads, at which
+LINEAR = 3.0  # is the travel of a linear model; clearer gradients lead it further, with this power
+CLEARER = 0.25
+LEAST, MOST = 2.0, 8.0
 
 
 @dataclass(frozen=True)
@@ -29,7 +33,8 @@ class Travel(RateController):
 
     Args:
         travel: How far a run may lead, in times of the norm that weights of such shapes have at
-            1/sqrt(fan-in). None follows from the number of layers L: 3.5 / L^0.75.
+            1/sqrt(fan-in). None follows from the number of layers L, 3.5 / L^0.75, and in a linear model,
+            where no layer blows up the noise of another, from how little noise there is.
 
     Guarantee: post-processing of released gradients, which costs no privacy.
 
@@ -48,7 +53,7 @@ class Travel(RateController):
             raise ValueError(f"travel must be positive and finite, not {self.travel:g}")
 
     def start(self, plan: Plan, theta: Tensor) -> State:
-        travel = ONE_LAYER / plan.layers**DEEPER if self.travel is None else self.travel
+        travel = default_travel(plan) if self.travel is None else self.travel
         return {
             "reach": travel * plan.size * math.sqrt(plan.parameters) / math.sqrt(plan.steps),
             "steps": 0,
@@ -67,6 +72,16 @@ class Travel(RateController):
         if not math.isfinite(squares):
             return state  # a gradient that overflowed says nothing about the next
         return {**state, "steps": state["steps"] + 1, "squares": state["squares"] + squares}
+
+
+def default_travel(plan: Plan) -> float:
+    """From public numbers alone."""
+    if plan.layers > 1:
+        return ONE_LAYER / plan.layers**DEEPER
+    gathered = math.sqrt(plan.batches) if plan.gathered is None else plan.gathered
+    noise = plan.noise_multiplier / plan.expected_batch * gathered * math.sqrt(plan.parameters)
+    clear = plan.batches / noise if noise else math.inf
+    return min(MOST, max(LEAST, LINEAR * (clear / CLEAR) ** CLEARER))
 
 
 def _gathered(plan: Plan) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -64,12 +64,14 @@ def standardising(
     besides: DpEvent | None = None,
     *,
     by_default: bool,
+    each_number: Callable[[tuple[int, ...]], bool] = lambda shape: False,
 ) -> Standardising | None:
     """From what the caller gave; None for inputs as they are.
 
     ``by_default`` is whether inputs are standardised privately where the caller gave nothing, if there is a budget and
     they are of a kind that can be: numbers in rows of features, or of channels, height and width. ``besides`` is what
-    else is released on the budget.
+    else is released on the budget. ``each_number`` says whether the model has weights for every number of a row of this
+    shape, which then has an offset and a deviation of its own; else a channel has.
     """
     if besides is not None and budget is not None:
         check_besides(besides, budget, accountant)
@@ -77,7 +79,7 @@ def standardising(
         shape = _shape_of(examples)
         if not by_default or budget is None or shape is None:
             return None
-        plan = planned_moments(shape, units, budget, accountant, besides)
+        plan = planned_moments(shape, units, budget, accountant, besides, each_number(shape))
         return None if plan is None else Standardising(shape, Place(), plan)
     if isinstance(given, str) and given == "none":
         return None
@@ -95,7 +97,7 @@ def standardising(
     if public is not None:
         return Standardising(shape, Place(_moments(*public, shape)))
     assert budget is not None
-    plan = planned_moments(shape, units, budget, accountant, besides)
+    plan = planned_moments(shape, units, budget, accountant, besides, each_number(shape))
     _say(plan, shape, units, budget)
     return None if plan is None else Standardising(shape, Place(), plan)
 

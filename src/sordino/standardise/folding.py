@@ -76,6 +76,20 @@ def folded_(model: nn.Module, moments: Moments, shape: tuple[int, ...]) -> bool:
     return False
 
 
+def weighs_each_number(model: nn.Module, shape: tuple[int, ...]) -> bool:
+    """Whether the first layer is a linear one that has weights for every number of a row, as found on made-up rows."""
+    rows = _made_up(Moments(torch.zeros(shape), torch.ones(shape)), shape, model)
+    with evaluating(model), torch.no_grad(), torch.random.fork_rng(devices=[]):
+        try:
+            with _first_called(model) as found:
+                call_model(model, rows)
+        except Exception:  # a model that cannot run on made-up rows
+            return False
+    return (
+        bool(found) and type(found[0]) is nn.Linear and found[0].in_features == torch.Size(shape).numel()
+    )
+
+
 def _made_up(moments: Moments, shape: tuple[int, ...], model: nn.Module) -> Tensor:
     """Rows around the offset, some of them far from it."""
     generator = torch.Generator().manual_seed(_SEED)

@@ -16,6 +16,8 @@ FAR = 0.4  # of the scale: a mean beyond is taken off before deviations are look
 WINDOW = 3  # bins side by side that hold most of a feature
 SURE = 0.9  # how likely the scale of a feature is not taken for too small, where its own counts do not tell
 FLOOR = 0.1  # of a deviation, in times of the feature's scale: a feature that hardly moves is not blown up
+SPARSE = 0.5  # of the units: where more of them have 0, a feature says whether rather than how much
+FLOOR_OF_SPARSE = 0.5  # of the deviation of such a one, which so keeps about the size it has where it is not 0
 COUNT_SEEN = 4.0  # standard deviations below n, from which on rows that count as nothing are believed in
 FEWEST = 0.05  # of the units that are taken to count, whatever the noise says
 
@@ -88,17 +90,27 @@ def centres(sums: Tensor, std: float, units: int, scale: Tensor) -> Tensor:
     return scale * means.where(far, torch.tensor(0.0).double()).clamp(-1, 1)
 
 
-def spreads(sums: Tensor, std: float, units: int, centre: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+def floors(counts: Tensor, units: int) -> Tensor:
+    """Of the deviation of each feature [F], in times of its scale, from noisy counts of magnitudes [F, BINS]. A category
+    that few rows have, or a rare word, divided by its deviation would be a large number in those rows."""
+    return torch.where(counts[:, 0] > SPARSE * units, FLOOR_OF_SPARSE, FLOOR).double()
+
+
+def spreads(
+    sums: Tensor, std: float, units: int, centre: Tensor, scale: Tensor, floor: Tensor
+) -> tuple[Tensor, Tensor]:
     """Offset and deviation of each feature from noisy sums [2 F + 1] of (x - centre) / scale, of its square, and of the
-    rows."""
+    rows; the deviation no less than ``floor`` [F] times the scale."""
     features, count = len(scale), counted(float(sums[-1]), std, units)
     mean, square = sums[:features] / count, sums[features:-1] / count
     noise = std / count
     seen = (mean.abs() > OFFSET_SEEN * noise) | (centre != 0)
     mean = mean.where(seen, torch.tensor(0.0).double()).clamp(-1, 1)
-    return centre + scale * mean, scale * deviations(square - mean.square(), noise * (1 + 2 * mean.abs()))
+    return centre + scale * mean, scale * deviations(
+        square - mean.square(), noise * (1 + 2 * mean.abs()), floor
+    )
 
 
-def deviations(variance: Tensor, noise: Tensor) -> Tensor:
-    """In times of the scale: never less than what the noise lets see, nor than `FLOOR`, nor more than 1."""
-    return variance.clamp(min=0).maximum(noise).clamp(FLOOR**2, 1.0).sqrt()
+def deviations(variance: Tensor, noise: Tensor, floor: Tensor) -> Tensor:
+    """In times of the scale: never less than what the noise lets see, nor than ``floor``, nor more than 1."""
+    return variance.clamp(min=0).maximum(noise).maximum(floor.square()).clamp(max=1.0).sqrt()

@@ -51,7 +51,7 @@ class MomentsPlan:
     @property
     def one_scale(self) -> bool:
         """Whether units are too few for moments of each feature."""
-        return self.features < own_features(self.shape)
+        return self.features < self.shape[0]
 
     def sensitivity(self, release: int) -> float:
         """How far a unit moves a release at most, in exact arithmetic: each moment of a feature is at most 1, and so
@@ -72,7 +72,12 @@ class MomentsPlan:
         """What has an offset and a deviation, in words."""
         if self.features == 1:
             return "all inputs together"
-        return f"{self.features} {'inputs' if len(self.shape) == 1 else 'channels'}"
+        return f"{self.features} {'inputs' if self.positions == 1 else 'channels'}"
+
+    @property
+    def shape_of_moments(self) -> tuple[int, ...]:
+        """By which a row is shifted and scaled."""
+        return self.shape if self.positions == 1 else (self.features, *[1] * (len(self.shape) - 1))
 
     def describe(self) -> dict[str, Any]:
         """What run.json says."""
@@ -98,11 +103,6 @@ class MomentsPlan:
         )
 
 
-def own_features(shape: tuple[int, ...]) -> int:
-    """How many inputs can have moments of their own: the numbers of a flat row, or the channels of an image."""
-    return shape[0]
-
-
 def fits(shape: tuple[int, ...]) -> bool:
     """Whether rows of this shape have a known meaning: (features,), or (channels, height, width)."""
     return len(shape) in (1, 3) and math.prod(shape) > 0
@@ -114,8 +114,12 @@ def planned_moments(
     budget: Budget,
     accountant: str,
     besides: DpEvent | None = None,
+    each_number: bool = False,
 ) -> MomentsPlan | None:
     """For each feature, or where units are too few one for all; None where they are too few for that.
+
+    A feature is a number of a flat row or a channel of an image, of which with ``each_number`` every pixel is one if
+    units are enough.
 
     A part of what the budget has left beside ``besides``, in terms of the one Gaussian release that would take it all.
     """
@@ -124,7 +128,7 @@ def planned_moments(
         return compose([*([] if besides is None else [besides]), gaussian(multiplier)])
 
     whole = noise_for(budget, with_all, accountant)
-    for features in dict.fromkeys((own_features(shape), 1)):
+    for features in dict.fromkeys((math.prod(shape) if each_number else shape[0], shape[0], 1)):
         if noise_of_moments(whole, MOST_SHARE, features, units) <= TOO_NOISY:
             part = share(whole, features, units)
             positions = math.prod(shape) // features

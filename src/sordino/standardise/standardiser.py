@@ -28,7 +28,16 @@ from sordino.data.standardised import Moments
 from sordino.gate import Members
 from sordino.noise import GaussianNoise, Streams
 from sordino.noise.grid import ROUNDING, grid_for
-from sordino.standardise.moments import BINS, HIGHEST, LOWEST, centres, looked_at_twice, scales, spreads
+from sordino.standardise.moments import (
+    BINS,
+    HIGHEST,
+    LOWEST,
+    centres,
+    floors,
+    looked_at_twice,
+    scales,
+    spreads,
+)
 from sordino.standardise.plan import DISTANCES, MAGNITUDES, MEANS, POWERS, SPREADS, MomentsPlan
 
 if TYPE_CHECKING:
@@ -69,8 +78,9 @@ class Standardiser:
         distances, std = self._released(DISTANCES, partial(magnitudes, centre), record)
         near = scales(looked_at_twice(sizes.view(-1, BINS), distances.view(-1, BINS), centre), std, units)
         sums, std = self._released(SPREADS, partial(sums_within, centre, near, POWERS[SPREADS]), record)
-        offset, deviation = spreads(sums, std, units, centre, near)
-        shape = (plan.features, *[1] * (len(plan.shape) - 1))
+        floor = floors(sizes.view(-1, BINS), units)
+        offset, deviation = spreads(sums, std, units, centre, near, floor)
+        shape = plan.shape_of_moments
         return Moments(offset.float().view(shape), deviation.float().view(shape))
 
     def _released(self, number: int, look: Look, record: Record) -> tuple[Tensor, float]:
