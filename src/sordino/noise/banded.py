@@ -40,7 +40,7 @@ _CHUNK = 1 << 14  # coordinates at a time: what is added up stays in the cache
 
 @dataclass(frozen=True)
 class Banded(Mechanism):
-    """Noise that the next steps take back in part: DP-SGD at one band, and never noisier sums than the tree.
+    """Noise that the next steps take back in part: DP-SGD at one band, less noisy running sums at more.
 
     Args:
         bands: Over how many steps noise is related, counting its own. ``"auto"`` is as many as make the
