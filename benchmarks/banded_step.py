@@ -34,7 +34,11 @@ EPOCH, STEPS = 64, 2048  # steps of an epoch, and of a run
 
 
 def stepper(
-    bands: int, make: Callable[[], nn.Module], shape: tuple[int, ...], batch: int
+    bands: int,
+    make: Callable[[], nn.Module],
+    shape: tuple[int, ...],
+    batch: int,
+    microbatches: list[int | None],
 ) -> Callable[[], None]:
     method, noise = dp_sgd(0.01), Banded(bands)
     torch.manual_seed(1)
@@ -51,7 +55,9 @@ def stepper(
         noise=noise,
         steps=STEPS,
         seed=1,
+        microbatch=microbatches[0] if microbatches else None,
     )
+    microbatches.append(gate.engine.microbatch)  # that of the first, which measured it, for all
     plan = Plan(len(gate.theta), STEPS, STEPS, EPOCH, batch, 1.0, gate.engine.vector.size)
     state = method.step.start(gate.theta, plan)
 
@@ -90,7 +96,8 @@ def main() -> None:
         "|---|---|---|" + "---|" * len(BANDS),
     ]
     for name, (make, shape, batch, goal) in CASES.items():
-        times = measure({bands: stepper(bands, make, shape, batch) for bands in BANDS}, chosen.rounds)
+        same: list[int | None] = []
+        times = measure({bands: stepper(bands, make, shape, batch, same) for bands in BANDS}, chosen.rounds)
         base = times[1]
         ratios = [
             statistics.median(t / b for t, b in zip(times[bands], base, strict=True)) for bands in BANDS[1:]

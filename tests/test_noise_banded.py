@@ -103,7 +103,8 @@ def matrix(bands: int, steps: int) -> Array:
 
 @pytest.mark.usefixtures("fine_grid")
 @pytest.mark.parametrize(
-    ("bands", "steps"), [(2, 2**11), (5, 300), (31, 400), (32, 400), (64, 2**11), (200, 500)]
+    ("bands", "steps"),
+    [(2, 2**11), (5, 300), (11, 300), (12, 300), (31, 400), (32, 400), (64, 2**11), (200, 500)],
 )
 def test_every_step_of_a_stream_equals_the_dense_matrix(bands: int, steps: int) -> None:
     draw = Normals()
@@ -116,10 +117,12 @@ def test_every_step_of_a_stream_equals_the_dense_matrix(bands: int, steps: int) 
 def test_parts_of_a_long_vector_are_all_treated_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of many bands, blocks of steps begin at other steps in other parts of the vector."""
     monkeypatch.setattr(module, "_CHUNK", 4)
-    draw, steps = Normals(), 130
-    streamed, _ = released(banded(40, steps), draw, [1.0] * steps, 50)
-    drawn = np.stack([draw.standard(step, 50).numpy() for step in range(steps)])
-    np.testing.assert_allclose(streamed, np.linalg.solve(matrix(40, steps), drawn), atol=1e-10)
+    steps = 130
+    for bands in (3, 13, 40):
+        draw = Normals()
+        streamed, _ = released(banded(bands, steps), draw, [1.0] * steps, 50)
+        drawn = np.stack([draw.standard(step, 50).numpy() for step in range(steps)])
+        np.testing.assert_allclose(streamed, np.linalg.solve(matrix(bands, steps), drawn), atol=1e-10)
 
 
 def test_one_band_is_independent_noise_bit_for_bit() -> None:

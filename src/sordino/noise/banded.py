@@ -41,7 +41,7 @@ _CHUNK = 1 << 14  # coordinates at a time: what is added up stays in the cache
 
 @dataclass(frozen=True)
 class Banded(Mechanism):
-    """Noise that the next steps take back in part: DP-SGD at one band, and never noisier sums than the tree.
+    """Noise that the next steps take back in part: DP-SGD at one band, less noisy running sums at more.
 
     Args:
         bands: Over how many steps noise is related, counting its own. ``"auto"`` is as many as make the
@@ -264,7 +264,7 @@ class BandedReleases(Releases):
     @property
     def ahead(self) -> int:
         """For so many steps what they take back is added up at once, which reads earlier noise that much less often."""
-        return 16 if self.bands >= 32 else 1
+        return 16 if self.bands >= 32 else 8 if self.bands >= 12 else 1
 
     def _taken_back(self, column: Array, size: int, step: int, state: State) -> Tensor:
         """-(c_1 n_(t-1) + c_2 n_(t-2) + ...) / c_0 of the noise n of earlier steps, in the place where n_t goes.
@@ -288,10 +288,11 @@ class BandedReleases(Releases):
             if inside == 0:
                 torch.mm(begun, recent[:, these], out=known[:, these])
             part = known[inside, these]
-            for rows, oldest in _since(step - inside, step, len(recent)):
-                ages = slice(oldest - (rows.stop - rows.start) + 1, oldest + 1)
-                part.addmv_(recent[rows, these].t(), shares[ages].flip(0))
-            noise[these] = part
+            for rows, ages in _since(step - inside, step, len(recent)):
+                # Into the place of n_t, which is none of these: a block is shorter than what is remembered.
+                part = torch.addmv(part, recent[rows, these].t(), shares[ages].flip(0), out=noise[these])
+            if inside == 0:
+                noise[these] = part
         return noise
 
     def _kept(self, name: str, rows: int, size: int, state: State) -> Tensor:
@@ -327,10 +328,10 @@ def _weights(shares: Tensor, rows: int, step: int, ahead: int) -> Tensor:
     return torch.where(later <= rows, shares[later.clamp(max=rows)], 0.0)
 
 
-def _since(first: int, step: int, rows: int) -> Iterator[tuple[slice, int]]:
-    """The rows of the noise from step ``first`` to before ``step``, in one piece or two, and the age of their first."""
+def _since(first: int, step: int, rows: int) -> Iterator[tuple[slice, slice]]:
+    """The rows of the noise from step ``first`` to before ``step``, in one piece or two, and their ages backwards."""
     while first < step:
-        row = first % rows
-        count = min(step - first, rows - row)
-        yield slice(row, row + count), step - first
+        row, age = first % rows, step - first
+        count = min(age, rows - row)
+        yield slice(row, row + count), slice(age - count + 1, age + 1)
         first += count
