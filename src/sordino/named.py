@@ -238,6 +238,7 @@ MODELS = Registry(
 # Another may be the features that stand in front of a model if nobody names either.
 # Without features a small network; with nothing named at all, features in front of a linear model.
 _OF_IMAGES = {"model": "cnn", "features": "scattering"}
+_OF_PHOTOGRAPHS = {"model": "cnn", "features": "scattering,mirrored=true"}
 
 DATA_SETS = Registry(
     "data set",
@@ -248,7 +249,7 @@ DATA_SETS = Registry(
             "four kinds of news",
             facts={"model": "mlp:128", "texts": "data.ag_news:load_texts"},
         ),
-        "cifar10": Entry("data.cifar:load_cifar10", "ten kinds of things, 32x32", facts=_OF_IMAGES),
+        "cifar10": Entry("data.cifar:load_cifar10", "ten kinds of things, 32x32", facts=_OF_PHOTOGRAPHS),
         "digits": Entry(
             "data.digits:load_digits",
             "handwritten, 8x8, bundled",

@@ -97,19 +97,22 @@ class ParameterVector:
 
     @property
     def sizes(self) -> tuple[tuple[int, float], ...]:
-        """How many numbers each parameter has, and their scale by the same rule: 1/sqrt(fan-in) for weights, for a
-        bias that of the weights it stands beside, and ``size`` for vectors without such."""
-        beside = {
-            slot.name.rpartition(".")[0]: math.sqrt(slot.parameter.shape[0] / slot.parameter.numel())
-            for slot in reversed(self.slots)
-            if slot.parameter.dim() > 1 and slot.parameter.numel()
-        }
-        found = []
-        for slot in self.slots:
-            count = slot.parameter.numel()
-            own = math.sqrt(slot.parameter.shape[0] / count) if slot.parameter.dim() > 1 and count else None
-            found.append((count, own or beside.get(slot.name.rpartition(".")[0], self.size)))
-        return tuple(found)
+        """How many numbers each parameter has, and their scale: by it layers of a model are told apart.
+
+        Of weights it is the one they have now, in the measure of ``size`` (torch's layers start at 1/sqrt(fan-in)), so
+        that a model with scales of its own keeps them; of those that are all but 0, a tenth of 1/sqrt(fan-in) or
+        more. A bias has that of the weights it stands beside, and any other vector that of the smallest weights.
+        """
+        weights = {slot.name: _scale(slot.parameter) for slot in self.slots if slot.parameter.dim() > 1}
+        least = min(weights.values(), default=self.size)
+        beside = {name.rpartition(".")[0]: scale for name, scale in reversed(weights.items())}
+        return tuple(
+            (
+                slot.parameter.numel(),
+                weights.get(slot.name, beside.get(slot.name.rpartition(".")[0], least)),
+            )
+            for slot in self.slots
+        )
 
     @property
     def layers(self) -> int:
@@ -165,6 +168,15 @@ def _existing_vector(slots: list[Slot]) -> Tensor | None:
         ):
             return None
     return first.detach().as_strided((slots[-1].stop,), (1,))
+
+
+def _scale(weights: Tensor) -> float:
+    """sqrt(3) times the root mean square, which for numbers drawn evenly between -a and a is a."""
+    fan_in = max(1, weights.numel()) / max(1, weights.shape[0])
+    now = math.sqrt(3 * float(weights.detach().square().mean())) if weights.numel() else 0.0
+    if now == 0 or not math.isfinite(now):
+        return 1 / math.sqrt(fan_in)
+    return max(now, 0.1 / math.sqrt(fan_in))
 
 
 def _trainable(model: nn.Module) -> list[tuple[str, nn.Parameter]]:

@@ -368,7 +368,7 @@ def _targets(part: Any) -> Tensor:
 def _content(part: Any, features: Frozen, shape: tuple[int, ...]) -> str:
     """What tells one set and one way of computing from others. Of public rows: of private ones it would be a test of
     who is among them."""
-    digest = hashlib.blake2b(f"1 {features.describe()} {shape} {features.dtype}".encode(), digest_size=20)
+    digest = hashlib.blake2b(f"2 {features.describe()} {shape} {features.dtype}".encode(), digest_size=20)
     if _is_texts(part):
         for text in part[0]:
             digest.update(text.encode() + b"\0")

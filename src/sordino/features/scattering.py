@@ -16,7 +16,7 @@ _ANGLES = 8  # L
 _SCALES = 2  # J: what is averaged over is 2^J pixels wide
 _COARSE: int = 2**_SCALES
 _CHANNELS = 1 + _SCALES * _ANGLES + _ANGLES**2  # of order 0, 1 and 2: 81 for each colour
-_GROUP = 3  # channels that are normalised together: 27 groups for each colour
+_GROUPS = 27  # of channels that are normalised together, of all colours: 3 channels each in grey images, 9 in others
 _LEAST = 8  # pixels of a side: the border is mirrored around an image
 _PI = 3.1415  # as kymatio has it in the height of its filters
 
@@ -25,8 +25,9 @@ _PI = 3.1415  # as kymatio has it in the height of its filters
 class Scattering(Frozen):
     """Wavelet scattering of order 2 over 4 by 4 pixels and 8 angles: 28x28 becomes 81x7x7 for each colour.
 
-    Each image is then normalised by itself: of every 3 channels that follow one another mean 0 and variance 1 over
-    channels and places, so that no statistics of other rows are needed (Tramèr and Boneh's group normalisation).
+    Each image is then normalised by itself: in each of 27 groups of channels that follow one another mean 0 and
+    variance 1 over channels and places, so that no statistics of other rows are needed (Tramèr and Boneh's group
+    normalisation).
 
     Guarantee: no row's features depend on another row, so what a run promises of rows it promises of images.
 
@@ -35,12 +36,15 @@ class Scattering(Frozen):
 
     Args:
         normalised: Whether each image's features are normalised by themselves.
+        mirrored: Whether left and right are the same, as in photographs: then the features are the mean of those of
+            the image and of its mirror image, and their left half is all there is to know.
 
     >>> Scattering()(torch.rand(2, 1, 28, 28)).shape
     torch.Size([2, 81, 7, 7])
     """
 
     normalised: bool = True
+    mirrored: bool = False
     dtype: ClassVar[torch.dtype] = (
         torch.float16
     )  # of what is kept: numbers about 1, of which three digits are enough
@@ -49,19 +53,34 @@ class Scattering(Frozen):
 
     @property
     def name(self) -> str:
-        return "scattering" if self.normalised else "scattering,normalised=false"
+        said = ["scattering"]
+        said += [] if self.normalised else ["normalised=false"]
+        said += ["mirrored=true"] if self.mirrored else []
+        return ",".join(said)
 
     def shape(self, row: tuple[int, ...]) -> tuple[int, ...]:
         colours, height, width = _image(row)
-        return colours * _CHANNELS, _outer(height), _outer(width)
+        return colours * _CHANNELS, _outer(height), _left(_outer(width)) if self.mirrored else _outer(width)
 
     def __call__(self, rows: Tensor) -> Tensor:
+        if not self.mirrored:
+            return self._of(rows)
+        left = self.shape(tuple(rows.shape[1:]))[2]
+        found: Tensor = (self._of(rows) + self._of(rows.flip(-1)))[..., :left] / 2
+        return found
+
+    def _of(self, rows: Tensor) -> Tensor:
         colours, height, width = _image(tuple(rows.shape[1:]))
         found = scattered(rows.reshape(-1, height, width).to(torch.float32))
+        found = found.reshape(len(rows), colours * _CHANNELS, *found.shape[2:])
         if self.normalised:
-            # of each image and colour by itself: nothing is learnt from the rows
-            found = torch.nn.functional.group_norm(found, _CHANNELS // _GROUP)
-        return found.reshape(len(rows), colours * _CHANNELS, *found.shape[2:])
+            # of each image by itself: nothing is learnt from the rows
+            found = torch.nn.functional.group_norm(found, _GROUPS)
+        return found
+
+
+def _left(width: int) -> int:
+    return -(-width // 2)
 
 
 def _image(row: tuple[int, ...]) -> tuple[int, int, int]:

@@ -22,11 +22,11 @@ LEAST, MOST = 2.0, 8.0
 class Travel(RateController):
     """The classic rate D / (G sqrt(T)), with the size G of the gradients measured as training goes.
 
-    ``rate_t = D / sqrt(T * mean_(s <= t) |g_s|^2)``, with ``D = travel * size * sqrt(d)``.
+    ``rate_t = D / sqrt(T * mean_(s <= t) |g_s|^2)``, with ``D = travel * |sizes|``.
 
     With this rate T steps of unrelated directions lead a distance D away, and noise, which is most of a
     private gradient, does lead in unrelated directions. How far it may lead is a matter of the scale of the
-    model's parameters (their ``size``, 1/sqrt(fan-in)) and of how many layers disturb one another, and not of
+    model's parameters (their ``sizes``, 1/sqrt(fan-in) in torch's layers) and of how many layers disturb one another, and not of
     batch size, budget, threshold, or number of steps: so one rule serves them all (docs/self_tuning.md has the
     measurements). The gradients are measured in units of the threshold, so when it moves, the rate follows.
     Of correlated noise, which later steps take back in part, only what gathers in the sum of all steps counts.
@@ -55,7 +55,7 @@ class Travel(RateController):
     def start(self, plan: Plan, theta: Tensor) -> State:
         travel = default_travel(plan) if self.travel is None else self.travel
         return {
-            "reach": travel * plan.size * math.sqrt(plan.parameters) / math.sqrt(plan.steps),
+            "reach": travel * _length(plan) / math.sqrt(plan.steps),
             "steps": 0,
             "squares": 0.0,  # of the gradients so far; of correlated noise without that of the noise
             "noise": _gathered(plan) / plan.steps,  # of one step's square, if noise is correlated
@@ -82,6 +82,13 @@ def default_travel(plan: Plan) -> float:
     noise = plan.noise_multiplier / plan.expected_batch * gathered * math.sqrt(plan.parameters)
     clear = plan.batches / noise if noise else math.inf
     return min(MOST, max(LEAST, LINEAR * (clear / CLEAR) ** CLEARER))
+
+
+def _length(plan: Plan) -> float:
+    """The norm that parameters of these sizes have."""
+    if not plan.sizes:
+        return plan.size * math.sqrt(plan.parameters)
+    return math.sqrt(sum(count * size**2 for count, size in plan.sizes))
 
 
 def _gathered(plan: Plan) -> float:
