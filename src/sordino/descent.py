@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from sordino.data.sampling import Cyclic
 from sordino.data.standardised import Moments
 from sordino.gate import ExampleGate, Released
 from sordino.methods import Method
@@ -61,6 +62,11 @@ class DescentPlan(RunPlan):
     def label(self) -> str:
         return self.method.name
 
+    def _turns(self) -> dict[str, Any]:
+        """Where units are in groups that take turns, which batch size and sampling alone do not say."""
+        how = self.terms.sampling
+        return {"turns": {"groups": how.groups, "rate": how.rate}} if isinstance(how, Cyclic) else {}
+
     def particulars(self) -> dict[str, Any]:
         never = self.terms.sampling.never_drawn(self.terms.units)
         return {
@@ -68,6 +74,7 @@ class DescentPlan(RunPlan):
             "epochs": float(self.epochs),
             "batch_size": self.batch_size,
             "sampling": self.sampling,
+            **self._turns(),
             "steps_per_epoch": self.terms.per_epoch,
             "batches": self.terms.steps,
             **({"units_in_no_batch": never} if never else {}),

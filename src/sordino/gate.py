@@ -4,8 +4,9 @@ Everything that is computed from private rows is computed here: rows are sampled
 summed, noise is added, the ledger is charged, and only then something leaves, as a ``Released``. Whatever is
 downstream is post-processing. What is summed may be the gradients of rows (``Gate``) or the updates of clients
 (``federated/user_level.py``): charge, noise and division are the same ``Door``. (``least_squares.py``, which has no
-gradients, is the one other door.) Whoever audits the library reads this file, ``clipping/`` for the sensitivity of
-what is summed, ``noise/`` for what is added, and ``data/sampling.py`` for who took part.
+gradients, and ``standardise/standardiser.py``, which releases moments of inputs once, are the other doors.) Whoever
+audits the library reads this file, ``clipping/`` for the sensitivity of what is summed, ``noise/`` for what is added,
+and ``data/sampling.py`` for who took part.
 """
 
 from __future__ import annotations

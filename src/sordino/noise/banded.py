@@ -171,7 +171,10 @@ def _amplified_bands(budget: Budget | None, rate: float, steps: int, most: int) 
     for bands in _candidates(most):
         if rises and bands < most:
             continue  # ever less amplification, for ever less to gain; but all of an epoch may be one turn for all
-        noise = noise_about(budget, min(1.0, rate * bands), -(-steps // bands), start=noise)
+        try:
+            noise = noise_about(budget, min(1.0, rate * bands), -(-steps // bands), start=noise)
+        except ValueError:
+            return 1  # few orders do not reach so small an epsilon: what is priced by many may well
         found = noise * error(best_column(bands, steps), steps)
         if found < least:
             best, least = bands, found
@@ -230,6 +233,11 @@ class BandedReleases(Releases):
         }
 
     def check(self, step: int, state: State) -> None:
+        column = state["column"].numpy()
+        if len(column) != self.bands or len(state["thresholds"]) != self.bands - 1 or column @ column > 1:
+            raise RuntimeError(
+                "this noise was begun with other bands than are paid for: restore it where its terms are the same"
+            )
         if state["steps"] != step:
             raise RuntimeError(
                 "a step of this noise failed, so the next would not take back what was added: begin anew, in training "

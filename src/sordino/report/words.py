@@ -120,7 +120,9 @@ def _training(run: Account) -> Iterator[Setting]:
         yield "epochs", f"{short(summary['epochs'])}, {_steps(summary)}"
     if "batch_size" in summary:
         rows = summary.get("trained_on", summary.get("n", "?"))
-        yield "batch", f"{summary['batch_size']} of {rows}, {summary.get('sampling', '')}".rstrip(", ")
+        groups = mapping(summary.get("turns")).get("groups")
+        by = f"{summary.get('sampling', '')}{f' in {groups} groups that take turns' if groups else ''}"
+        yield "batch", f"{summary['batch_size']} of {rows}, {by}".rstrip(", ")
 
 
 def _steps(summary: Mapping[str, Any]) -> str:

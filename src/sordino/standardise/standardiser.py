@@ -85,16 +85,22 @@ class Standardiser:
 
     def _released(self, number: int, look: Look, record: Record) -> tuple[Tensor, float]:
         """The sum of what rows add, with its noise; and the noise's standard deviation."""
-        plan, grid = self.plan, self.grid(number)
+        plan = self.plan
         total = self.total(number, look)
-        # What rounding may add to what a unit does (a mean over its pixels, say) is far less than the room made here.
-        std = plan.multiplier_of(number) * plan.sensitivity(number) * (1 + ROUNDING)
-        noisy = self._draw.add_(total, std, "standardise", number, grid)
+        # Twice the room: rounding to the grid of the noise, and what is far less, that of a mean over pixels, say.
+        std = plan.multiplier_of(number) * plan.sensitivity(number) * (1 + 2 * ROUNDING)
+        noisy = self._draw.add_(total, std, "standardise", number, self.grid_of_noise(number))
         record(number, noisy)
         return noisy, std
 
+    def grid_of_noise(self, number: int) -> float:
+        """On which sum and noise meet: that of any sum of this sensitivity and size, far wider than the gaps that a
+        generator of doubles has between its numbers."""
+        return max(grid_for(self.plan.sensitivity(number), self.plan.size(number)), self.grid(number))
+
     def grid(self, number: int) -> float:
-        """The step of a release's sums: a power of two, fine, but not so fine that sums were not exact."""
+        """The step at which what a row adds is cut off: a power of two, fine, but not so fine that sums were not
+        exact."""
         plan = self.plan
         least = 2.0 ** math.ceil(math.log2(plan.units)) / _WHOLE
         return max(grid_for(plan.sensitivity(number), plan.size(number)) * _FINER, least)
