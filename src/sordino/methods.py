@@ -334,11 +334,12 @@ def adadp(
         Extrapolation(keep, freeze_after),
         Tolerance(learning_rate, tol, exponent, discard=discard, reduction=reduction),
         average=average,
+        standardises=True,
     )
 
 
 def oso(
-    learning_rate: float = 0.3,
+    learning_rate: float | None = None,
     threshold: float = 0.1,
     momentum: float = 0.0,
     threshold_speed: float = 2.5e-3,
@@ -350,7 +351,8 @@ def oso(
     """OSO-DPSGD: threshold and learning rate optimised online, each along its own derivative.
 
     Args:
-        learning_rate: Where the rate starts; it moves by at most e^(rate_speed T) in T steps.
+        learning_rate: Where the rate starts; it moves by at most e^(rate_speed T) in T steps. None starts where
+            the default's rule does, by the first gradient.
         threshold: Where the threshold starts; it moves by at most e^(threshold_speed T).
         momentum: Of the heavy ball, in [0, 1).
         threshold_speed: How far the threshold moves in a step.
@@ -375,6 +377,7 @@ def oso(
         Sgd(momentum),
         Hypergradient(learning_rate, rate_speed, update),
         average=average,
+        standardises=True,
     )
 
 
@@ -432,7 +435,14 @@ def dp_dog(initial: float = 0.1, stability: float = 0.1, average: float | None =
     >>> dp_dog().describe()["needs"]
     []
     """
-    return Method("dp-dog", Normalised(stability), Sgd(), DistanceOverGradients(initial), average=average)
+    return Method(
+        "dp-dog",
+        Normalised(stability),
+        Sgd(),
+        DistanceOverGradients(initial),
+        average=average,
+        standardises=True,
+    )
 
 
 def dp_ftrl(

@@ -26,9 +26,9 @@ class Travel(RateController):
 
     With this rate T steps of unrelated directions lead a distance D away, and noise, which is most of a
     private gradient, does lead in unrelated directions. How far it may lead is a matter of the scale of the
-    model's parameters (their ``sizes``, 1/sqrt(fan-in) in torch's layers) and of how many layers disturb one another, and not of
-    batch size, budget, threshold, or number of steps: so one rule serves them all (docs/self_tuning.md has the
-    measurements). The gradients are measured in units of the threshold, so when it moves, the rate follows.
+    model's parameters (their ``sizes``, 1/sqrt(fan-in) in torch's layers) and of how many layers disturb one
+    another, and not of batch size, budget, threshold, or number of steps: so one rule serves them all
+    (docs/self_tuning.md has the measurements). The gradients are measured in units of the threshold, so when it moves, the rate follows.
     Of correlated noise, which later steps take back in part, only what gathers in the sum of all steps counts.
 
     Args:
@@ -53,9 +53,8 @@ class Travel(RateController):
             raise ValueError(f"travel must be positive and finite, not {self.travel:g}")
 
     def start(self, plan: Plan, theta: Tensor) -> State:
-        travel = default_travel(plan) if self.travel is None else self.travel
         return {
-            "reach": travel * _length(plan) / math.sqrt(plan.steps),
+            "reach": reach(plan, self.travel),
             "steps": 0,
             "squares": 0.0,  # of the gradients so far; of correlated noise without that of the noise
             "noise": _gathered(plan) / plan.steps,  # of one step's square, if noise is correlated
@@ -72,6 +71,12 @@ class Travel(RateController):
         if not math.isfinite(squares):
             return state  # a gradient that overflowed says nothing about the next
         return {**state, "steps": state["steps"] + 1, "squares": state["squares"] + squares}
+
+
+def reach(plan: Plan, travel: float | None = None) -> float:
+    """D / sqrt(T): how far a step may lead."""
+    travel = default_travel(plan) if travel is None else travel
+    return travel * _length(plan) / math.sqrt(plan.steps)
 
 
 def default_travel(plan: Plan) -> float:

@@ -152,6 +152,7 @@ def train_mixture(*, seed: int, start: str = "zeros", batches: int = BATCHES, **
         delta=DELTA,
         public_loss=public_loss,
         seed=seed,
+        standardise="none",
         **{"evaluations": 20, "noise_multiplier": SIGMA, **how},
     )
     lines = [line for line in result["history"] if "test_loss" in line]

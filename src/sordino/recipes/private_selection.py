@@ -60,7 +60,7 @@ def candidate(
     rows = inputs[kept], targets[kept]
     found = central(
         network, cross_entropy(), rows, loaded.test, data=data, method=method, settings=settings, seed=seed,
-        evaluations=1, **how,
+        evaluations=1, standardise="none", **how,
     )  # fmt: skip
     score = evaluate(network, cross_entropy(), (inputs[judged], targets[judged]))["test_accuracy"]
     names = ("accuracy", "epsilon", "noise_multiplier", "steps", "seconds")

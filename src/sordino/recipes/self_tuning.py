@@ -27,7 +27,7 @@ def default(run: Run, quick: bool) -> Report:
     for data in ("digits", "adult") if quick else ("digits", "adult", "fashion-mnist", "mnist"):
         n = count_rows(data=data)["train"]
         study = _STUDY.but(data=data, model=default_model(data, ()), epochs=default_epochs(n))
-        study = study.but(batch_size=default_batch_size(n))
+        study = study.but(batch_size=default_batch_size(n), standardise=None)
         for epsilon in (1.0, 3.0, 8.0):
             jobs[data, epsilon] = [
                 study.job(f"{data} eps={epsilon:g} {who.label}", who, epsilon=epsilon)

@@ -80,12 +80,14 @@ def train_named(
     test_rows: int | None = None,
     unit_pixels: bool = False,
     rows: int | None = None,
+    standardise: str | None = "none",
     **how: Any,
 ) -> Result:
     """A central training; ``model`` is a spec, or the name of one of the papers' networks.
 
     ``unit_pixels`` leaves images in [0, 1], where the named sets are standardised. ``rows`` is how many training
-    rows the data is to have: other data under the same name is an error, not another result.
+    rows the data is to have: other data under the same name is an error, not another result. Inputs are left as they
+    are, as in the papers, unless ``standardise`` says otherwise; None is as the method has it.
     """
     loaded = load_for(data, unit_pixels)
     found = len(loaded.train[1])
@@ -95,7 +97,9 @@ def train_named(
         )
     network = network_for(model, loaded.input_shape, loaded.classes, seed)
     test = None if loaded.test is None else (loaded.test[0][:test_rows], loaded.test[1][:test_rows])
-    return central(network, cross_entropy(), loaded.train, test, data=data, seed=seed, **how)
+    return central(
+        network, cross_entropy(), loaded.train, test, data=data, seed=seed, standardise=standardise, **how
+    )
 
 
 def federated(

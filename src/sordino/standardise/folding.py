@@ -85,9 +85,7 @@ def weighs_each_number(model: nn.Module, shape: tuple[int, ...]) -> bool:
                 call_model(model, rows)
         except Exception:  # a model that cannot run on made-up rows
             return False
-    return (
-        bool(found) and type(found[0]) is nn.Linear and found[0].in_features == torch.Size(shape).numel()
-    )
+    return bool(found) and type(found[0]) is nn.Linear and found[0].in_features == torch.Size(shape).numel()
 
 
 def _made_up(moments: Moments, shape: tuple[int, ...], model: nn.Module) -> Tensor:
