@@ -77,11 +77,11 @@ class Travel(RateController):
 def default_travel(plan: Plan) -> float:
     """From public numbers alone."""
     if plan.layers > 1:
-        return ONE_LAYER / plan.layers**DEEPER
+        return ONE_LAYER / math.pow(plan.layers, DEEPER)
     gathered = math.sqrt(plan.batches) if plan.gathered is None else plan.gathered
     noise = plan.noise_multiplier / plan.expected_batch * gathered * math.sqrt(plan.parameters)
     clear = plan.batches / noise if noise else math.inf
-    return min(MOST, max(LEAST, LINEAR * (clear / CLEAR) ** CLEARER))
+    return min(MOST, max(LEAST, LINEAR * math.pow(clear / CLEAR, CLEARER)))
 
 
 def _gathered(plan: Plan) -> float:

@@ -85,9 +85,7 @@ def weighs_each_number(model: nn.Module, shape: tuple[int, ...]) -> bool:
                 call_model(model, rows)
         except Exception:  # a model that cannot run on made-up rows
             return False
-    return (
-        bool(found) and type(found[0]) is nn.Linear and found[0].in_features == torch.Size(shape).numel()
-    )
+    return bool(found) and type(found[0]) is nn.Linear and found[0].in_features == torch.Size(shape).numel()
 
 
 def _made_up(moments: Moments, shape: tuple[int, ...], model: nn.Module) -> Tensor:
@@ -134,6 +132,8 @@ def _fold_(layer: nn.Module, moments: Moments, shape: tuple[int, ...]) -> bool:
         offset, deviation = (part.expand(shape).reshape(1, size) for part in (offset, deviation))
     else:
         if getattr(layer, "groups", 1) != 1 or weight.shape[1] != shape[0]:
+            return False
+        if offset.numel() not in (1, shape[0]):  # of each pixel
             return False
         dims = [1] * (weight.dim() - 2)
         offset, deviation = (
