@@ -26,7 +26,10 @@ Data = Annotated[str, typer.Argument(metavar="DATA", help=f"{DATA_SETS.help()}."
 Model = Annotated[str | None, typer.Option(help=f"{MODELS.help()}. By default chosen for the data.")]
 Features = Annotated[
     str | None,
-    typer.Option(help=f"Frozen public features in front of the model: {FEATURES.help()}. Computed once."),
+    typer.Option(
+        help=f"Frozen public features in front of the model: {FEATURES.help()}. Computed once. Named sets of images have "
+        "scattering where neither these nor a --model are named."
+    ),
 ]
 ImageSize = Annotated[
     int | None,
