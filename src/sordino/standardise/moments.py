@@ -95,7 +95,8 @@ def floors(counts: Tensor, units: int) -> Tensor:
 
     A category that few rows have, or a rare word, divided by its deviation would be a large number in those rows.
     """
-    return torch.where(counts[:, 0] > SPARSE * units, FLOOR_OF_SPARSE, FLOOR).double()
+    dense, sparse = counts.new_tensor([FLOOR, FLOOR_OF_SPARSE])
+    return torch.where(counts[:, 0] > SPARSE * units, sparse, dense)
 
 
 def spreads(
