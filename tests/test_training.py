@@ -14,9 +14,10 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from conftest import cross_entropy
-from sordino import Banded, Budget, Method, Run, Sgd, adam_wosm, dp_adam, dp_sgd, method, sgd, train
+from sordino import Banded, Budget, Method, Run, Sgd, adam_wosm, dp_adam, dp_sgd, sgd, train
 from sordino.gate import Door
 from sordino.methods import adadp, auto, dp_dog, dp_ftrl, oso
+from sordino.methods import method as composed
 from sordino.noise import GaussianNoise, Streams
 from sordino.privacy import recompute
 from sordino.runs import Checkpoint, conductor, recording
@@ -110,7 +111,7 @@ def test_an_interrupted_run_goes_on_bit_for_bit(
         (auto(), 13),
         (auto(noise=Banded(3)), 13),
         (auto(noise="gaussian"), 13),
-        (method(clip="quantile", step=Sgd(0.9, by_layer=True), rate="scheduled:0.1"), 13),
+        (composed(clip="quantile", step=Sgd(0.9, by_layer=True), rate="scheduled:0.1"), 13),
         (adadp(tol=0.5), 11),  # between the two halves of a step
         (adadp(tol=0.5, target_quantile=0.5), 11),
         (adadp(tol=0.5, online=True, freeze_after=3.0, average=0.9), 13),

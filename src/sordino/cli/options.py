@@ -27,8 +27,8 @@ Model = Annotated[str | None, typer.Option(help=f"{MODELS.help()}. By default ch
 Features = Annotated[
     str | None,
     typer.Option(
-        help=f"Frozen public features in front of the model: {FEATURES.help()}. Computed once. Named sets of images have "
-        "scattering where neither these nor a --model are named."
+        help=f"Frozen public features in front of the model: {FEATURES.help()}. Computed once. By default scattering "
+        "for named sets of images, where no --model is named."
     ),
 ]
 ImageSize = Annotated[
