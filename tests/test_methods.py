@@ -15,7 +15,7 @@ from conftest import cross_entropy, in_turn
 from sordino import Budget, train
 from sordino.clipping import ClippingPolicy, Fixed, Normalised, Online, PerLayer, Quantile, Unclipped
 from sordino.methods import METHODS, Method, adadp, auto, dp_dog, dp_ftrl, method, method_named, oso
-from sordino.noise import Gaussian, Mechanism, Tree
+from sordino.noise import Banded, Gaussian, Mechanism, Tree
 from sordino.rates import (
     Constant,
     DistanceOverGradients,
@@ -308,4 +308,8 @@ def test_named_methods_are_compositions() -> None:
     for found in (adadp(), auto(), dp_dog()):
         assert isinstance(found.clip, Normalised)
         assert found.describe()["needs"] == []
-    assert (auto(travel=3.0).rate, auto().step) == (Travel(3.0), Sgd())
+    found = auto()
+    assert (found.step, found.rate, found.noise) == (Sgd(by_layer=True), Travel(None), Banded("auto"))
+    assert found.standardises
+    assert (auto(travel=3.0).rate, auto(noise="gaussian").noise) == (Travel(3.0), Gaussian())
+    assert auto(noise=Banded(4)).noise == Banded(4)

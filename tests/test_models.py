@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from sordino import models
-from sordino.models import build_model, default_model
+from sordino.models import build_model, default_features, default_model
+from sordino.named import DATA_SETS
 
 
 def count(model: nn.Module) -> int:
@@ -105,6 +106,16 @@ def test_default_models_can_be_built(name: str) -> None:
     shape = {"digits": (1, 8, 8), "cifar10": (3, 32, 32), "people": (13,)}.get(name, (1, 28, 28))
     model = build_model(default_model(name, shape), shape, 10)
     assert model(torch.rand(2, *shape)).shape == (2, 10)
+
+
+def test_features_stand_in_front_by_default_where_images_are_known() -> None:
+    scattered = {"cifar10", "emnist-bymerge", "emnist-letters", "fashion-mnist", "mnist"}
+    assert {name for name in DATA_SETS if default_features(name) is not None} == scattered
+    assert {default_features(name) for name in scattered} == {"scattering"}
+    assert default_features("pictures/of mine") is None
+    for name in scattered:
+        assert default_model(name, (1, 28, 28), default_features(name)) == "linear"
+        assert default_model(name, (1, 28, 28), "none") == default_model(name, (1, 28, 28)) == "cnn"
 
 
 USER_CODE = """

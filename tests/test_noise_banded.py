@@ -615,3 +615,13 @@ def test_more_steps_than_planned_cost_more_and_stay_noisy() -> None:
     exact = np.sqrt(np.cumsum(inverse(best_column(3, 6), 20) ** 2))
     np.testing.assert_allclose(stds, exact)
     assert releases.charge(19, 1.0, ())[0] == "turn:6"
+
+
+@pytest.mark.parametrize(("bands", "steps"), [(2, 40), (5, 64), (64, 64), (12, 300)])
+def test_what_gathers_is_a_row_of_the_dense_matrix(bands: int, steps: int) -> None:
+    """The noise of the sum of the first t steps is 1' C^-1 Z: the norm of the sum of the first t rows of C^-1."""
+    inverted = np.linalg.inv(matrix(bands, steps))
+    for first in (1, steps // 3, steps):
+        wanted = float(np.linalg.norm(inverted[:first].sum(0)))
+        assert banded(bands, steps).gathered(first) == pytest.approx(wanted, rel=1e-9)
+    assert banded(bands, steps).gathered(steps) < math.sqrt(steps) / float(best_column(bands, steps)[0])

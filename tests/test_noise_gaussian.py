@@ -7,7 +7,8 @@ import pytest
 import torch
 from scipy import stats
 
-from sordino.noise import GaussianNoise, Streams, joint_split
+from sordino.data import Poisson
+from sordino.noise import Gaussian, GaussianNoise, Streams, joint_split
 from sordino.noise.grid import CHUNK
 
 SIZES = [1, 2, 31, 33, 1000, 131072, 131073, 300_001]
@@ -99,3 +100,8 @@ def test_split_of_a_joint_release() -> None:
     assert gradient**-2 + sum(p**-2 for p in probes) == pytest.approx(z**-2)
     with pytest.raises(ValueError, match="more noise"):
         joint_split(2.0, [1.0])
+
+
+def test_independent_noise_gathers_with_the_root_of_the_steps() -> None:
+    releases = Gaussian().over(Poisson(0.1), 100, None)
+    assert [releases.gathered(steps) for steps in (1, 4, 225)] == [1.0, 2.0, 15.0]

@@ -18,7 +18,7 @@ from sordino import FixedOrder, Poisson, Shuffled, Tree
 from sordino.data import Separated
 from sordino.noise import GaussianNoise, Streams
 from sordino.noise import tree as tree_module
-from sordino.noise.tree import TreeReleases, noise_of_sums
+from sordino.noise.tree import TreeReleases, noise_in_running_sum, noise_of_sums
 from sordino.privacy import tree_plan
 from sordino.privacy.trees import leaves_of, pattern_sensitivity, worst_case_sensitivity
 
@@ -527,3 +527,21 @@ def test_separated_units_pay_for_a_probe_at_each_visit(separation: int, steps: i
     said = releases.explanation(z, (probe,))
     assert said is not None
     assert f"takes part {visits} times at most, in whatever order" in said
+
+
+@pytest.mark.parametrize("efficient", [False, True])
+@pytest.mark.parametrize("restart_every", [None, 1, 2])
+@pytest.mark.parametrize("completion", [False, True])
+def test_what_gathers_is_the_noise_of_the_last_running_sum(
+    efficient: bool, restart_every: int | None, completion: bool
+) -> None:
+    """As computed for each step, and as it is added."""
+    tree, steps, size = Tree(efficient, restart_every, completion), 23, 20_000
+    sampling = tree.dealt(Shuffled(10), 60)  # six steps to an epoch
+    releases = tree.over(sampling, 60, steps)
+    stds = noise_in_running_sum(tree, steps, 6)
+    assert releases.gathered(steps) == stds[-1]
+    state, draw, total = releases.start(), GaussianNoise(Streams.from_seed(4)), torch.zeros(size).double()
+    for step in range(steps):
+        releases.add_(total, draw, 1.0, 1.0, step, state)
+    assert float(total.std()) == pytest.approx(releases.gathered(steps), rel=0.03)

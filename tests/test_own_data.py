@@ -23,7 +23,7 @@ from sordino.features.own import own
 JOBS = ("baker", "smith", "weaver")
 QUICK = (
     "--epochs",
-    "2",
+    "4",
     "--accountant",
     "rdp",
     "--method",

@@ -26,16 +26,17 @@ from sordino.rates import (
     Travel,
     default_tolerance,
 )
+from sordino.rates.travel import default_travel
 from sordino.steps import Extrapolation, Field, Sgd, StepResult, StepRule
 from sordino.vector import ParameterVector
 
 
 def train(
-    step: StepRule, rate: RateController, field: Field, theta: Tensor, steps: int
+    step: StepRule, rate: RateController, field: Field, theta: Tensor, steps: int, **public: Any
 ) -> tuple[list[StepResult], list[dict[str, Any]]]:
     """The loop of training.py without its gate: results, and the controller's state after each step."""
     batches = 2 * steps if isinstance(step, Extrapolation) else steps
-    numbers = plan_of(steps=steps, batches=batches, parameters=len(theta))
+    numbers = plan_of(steps=steps, batches=batches, parameters=len(theta), **public)
     step_state, state = step.start(theta, numbers), rate.start(numbers, theta)
     results, states = [], []
     for number in range(steps):
@@ -350,6 +351,85 @@ def test_travel_is_a_loop(step: StepRule) -> None:
     assert [r.rate for r in results] == pytest.approx(expected, rel=1e-9)
 
 
+@pytest.mark.parametrize("gathered", [0.5, 6.0])
+@pytest.mark.parametrize("step", [Sgd(), Extrapolation("hat")], ids=str)
+def test_travel_counts_of_correlated_noise_what_gathers(step: StepRule, gathered: float) -> None:
+    """rate_t = D / sqrt(T max(0, mean(|g_s|^2 - d std_s^2)) + d (z gathered / B)^2), in units of the threshold."""
+    chance = np.random.default_rng(6)
+    steps, d, z, batch, travel = 25, 4, 0.7, 20.0, 2.0
+    each = 2 if isinstance(step, Extrapolation) else 1
+    calls = steps * each
+    gradients = chance.normal(size=(calls, d)) * np.linspace(0.2, 3, calls)[:, None]
+    stds, thresholds = chance.uniform(0.5, 2, calls), np.repeat(chance.uniform(0.5, 2, steps), each)
+    expected, squares, below, above = [], 0.0, 0, 0
+    for number in range(steps):
+        these = range(each * number, each * (number + 1))
+        said = [(sum(x**2 for x in gradients[i]) - d * stds[i] ** 2) / thresholds[i] ** 2 for i in these]
+        mean = (squares + said[0]) / (number + 1)
+        below, above = below + (mean < 0), above + (mean > 0)
+        far = math.sqrt(steps * max(0.0, mean) + d * (z * gathered / batch) ** 2)
+        expected.append(travel * 0.1 * math.sqrt(d) / far / thresholds[these[0]])
+        squares += sum(said) / each
+    answers = iter(zip(gradients, stds, thresholds, strict=True))
+
+    def field(_: Tensor) -> Answer:
+        gradient, std, threshold = next(answers)
+        return Answer(torch.from_numpy(gradient), float(std), float(threshold))
+
+    public = {"noise_multiplier": z, "expected_batch": batch, "gathered": gathered}
+    theta = torch.zeros(d, dtype=torch.float64)
+    results, _ = train(step, Travel(travel), field, theta, steps, **public)
+    assert [r.rate for r in results] == pytest.approx(expected, rel=1e-9)
+    assert below > 0
+    assert above > 0  # both sides of the maximum came up
+
+
+def test_correlated_noise_alone_travels_as_far_as_was_planned() -> None:
+    """Whatever of it gathers: a sum of all steps with noise of std z gathered / B is D long."""
+    steps, d, z, batch = 200, 2000, 1.3, 10.0
+    for kept in (0.0, 0.9):  # each step takes back so much of the noise of the last
+        generator = torch.Generator().manual_seed(steps)
+        before = torch.zeros(d)
+
+        def noise(at: Tensor, kept: float = kept, generator: torch.Generator = generator) -> Answer:
+            nonlocal before
+            fresh = z / batch * torch.randn(len(at), generator=generator)
+            answer, before = Answer(fresh - kept * before, z / batch * math.sqrt(1 + kept**2)), fresh
+            return answer
+
+        gathered = math.sqrt((steps - 1) * (1 - kept) ** 2 + 1)
+        theta = torch.zeros(d)
+        public = {"noise_multiplier": z, "expected_batch": batch, "gathered": gathered}
+        train(Sgd(), Travel(3.0), noise, theta, steps, **public)
+        assert float(theta.norm()) == pytest.approx(3.0 * 0.1 * math.sqrt(d), rel=0.15)
+
+
+@pytest.mark.parametrize(
+    ("public", "travel"),
+    [
+        ({"layers": 2}, 3.5 / 2**0.75),
+        ({"layers": 3, "noise_multiplier": 9.0}, 3.5 / 3**0.75),
+        # Of one layer: 100 gradients over noise of z / B gathered sqrt(d), 36 of which are 3.
+        ({"noise_multiplier": 2.5 / 9}, 3.0),
+        ({"noise_multiplier": 2.5 / 9 / 16}, 6.0),
+        ({"noise_multiplier": 2.5, "expected_batch": 9.0}, 3.0),
+        ({"noise_multiplier": 1.0, "gathered": 25 / 9}, 3.0),
+        ({"noise_multiplier": 0.25, "parameters": 100, "gathered": 10 / 9}, 3.0),
+        ({"noise_multiplier": 100.0}, 2.0),
+        ({"noise_multiplier": 1e-9}, 8.0),
+        ({"noise_multiplier": 0.0}, 8.0),
+    ],
+)
+def test_the_travel_of_the_plan(public: dict[str, Any], travel: float) -> None:
+    """3.5 / L^0.75 behind one another; of a linear model 3 (clear / 36)^(1/4), from 2 to 8."""
+    plan = plan_of(**public)
+    assert default_travel(plan) == pytest.approx(travel)
+    found, given = (Travel(each).start(plan, torch.zeros(1)) for each in (None, travel))
+    assert found["reach"] == pytest.approx(given["reach"])
+    reach = travel * plan.size * math.sqrt(plan.parameters / plan.steps)
+    assert found["reach"] == pytest.approx(reach)
+
+
 def test_schedules_begin_at_the_rate_and_end_a_step_before_the_last() -> None:
     linear, cosine = (Scheduled(1.0, shape=shape) for shape in ("linear", "cosine"))
     state = {"total_steps": 4}
@@ -404,6 +484,8 @@ def test_no_gradient_yet_is_no_step(controller: RateController) -> None:
         lambda: Online(0.1, gradient_noise=math.inf),
         lambda: DistanceOverGradients(0.0),
         lambda: DistanceOverGradients(math.inf),
+        lambda: Travel(0.0),
+        lambda: Travel(math.inf),
     ],
 )
 def test_impossible_settings(make: Callable[[], object]) -> None:

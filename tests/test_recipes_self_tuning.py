@@ -73,7 +73,7 @@ def test_the_default_is_compared_with_the_best_adam() -> None:
         "-0.40",
     )
     assert asked[0].settings["settings"] == {}, "nothing is set"
-    assert {(j.settings["epochs"], j.settings["batch_size"]) for j in asked[45:]} == {(10.0, 980)}
+    assert {(j.settings["epochs"], j.settings["batch_size"]) for j in asked[45:]} == {(20.0, 1960)}
 
 
 def test_tolerances_are_multiples_of_the_one_of_the_plan() -> None:

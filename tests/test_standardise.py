@@ -26,11 +26,13 @@ from sordino.standardise.moments import (
     BINS,
     FEWEST,
     FLOOR,
+    FLOOR_OF_SPARSE,
     HIGHEST,
     LOWEST,
     centres,
     counted,
     deviations,
+    floors,
     looked_at_twice,
     scales,
     spreads,
@@ -168,7 +170,7 @@ WILD: dict[str, Callable[[int], Tensor]] = {
     "negative": lambda size: -1e3 * torch.ones(size),
     "spread": lambda size: torch.logspace(-30, 30, size),
 }
-SHAPES = [((4,), None), ((3, 2, 2), None), ((30,), 1), ((64,), None)]
+SHAPES = [((4,), None), ((3, 2, 2), None), ((3, 2, 2), 12), ((30,), 1), ((64,), None)]
 
 
 @pytest.mark.parametrize("name", WILD)
@@ -417,6 +419,42 @@ def test_an_image_has_moments_for_its_channels() -> None:
 # What is made of it -----------------------------------------------------------------------------------------
 
 
+def test_an_image_has_moments_for_its_pixels_where_units_are_enough() -> None:
+    """Else for its channels, else one for all, else none: each at the price that it would have by itself."""
+    budget, shape = Budget(3, 1e-5), (3, 8, 8)
+    seen = {}
+    for units in (100_000, 5000, 1000, 300, 130, 100, 30):
+        plan = planned_moments(shape, units, budget, "rdp", each_number=True)
+        seen[units] = None if plan is None else (plan.features, plan.positions)
+        by_channel = planned_moments(shape, units, budget, "rdp")
+        if plan is None or plan.positions > 1:
+            assert plan == by_channel
+        else:
+            flat = planned_moments((192,), units, budget, "rdp")
+            assert flat is not None
+            assert by_channel is not None
+            assert (plan.multiplier, plan.share) == (flat.multiplier, flat.share)
+            assert [plan.sensitivity(n) for n in RELEASES] == [flat.sensitivity(n) for n in RELEASES]
+            assert plan.shape_of_moments == shape
+            assert plan.of_what == "192 inputs"
+            assert not plan.one_scale
+    assert list(dict.fromkeys(seen.values())) == [(192, 1), (3, 64), (1, 192), None]
+    assert planned_moments((192,), 100_000, budget, "rdp", each_number=True) == planned_moments(
+        (192,), 100_000, budget, "rdp"
+    )
+
+
+def test_pixels_have_the_moments_that_the_numbers_of_a_flat_row_have() -> None:
+    generator = torch.Generator().manual_seed(5)
+    rows = torch.randn(4000, 2, 3, 3, generator=generator) * torch.logspace(-2, 2, 18).view(2, 3, 3) + 1
+    by_pixel = standardiser(rows, features=18).release(nothing, nothing)
+    flat = standardiser(rows.flatten(1)).release(nothing, nothing)
+    assert by_pixel.offset.shape == by_pixel.deviation.shape == (2, 3, 3)
+    assert torch.equal(by_pixel.offset.flatten(), flat.offset)
+    assert torch.equal(by_pixel.deviation.flatten(), flat.deviation)
+    assert by_pixel.applied(rows).std((0,)).flatten().tolist() == pytest.approx([1.0] * 18, rel=0.2)
+
+
 def counts_of(values: Tensor) -> Tensor:
     return magnitudes(
         torch.zeros(values.shape[1]).double(),
@@ -483,17 +521,40 @@ def test_rows_that_count_as_nothing_are_believed_in_only_where_noise_does_not_ex
 def test_offset_and_deviation_are_those_of_the_sums() -> None:
     sums = torch.tensor([20.0, 0.5, 10.0, 25.0, 100.0]).double()
     centre, scale = torch.tensor([3.0, 0.0]).double(), torch.tensor([2.0, 4.0]).double()
-    offset, deviation = spreads(sums, 0.5, 100, centre, scale)
+    floor = torch.tensor([0.1, 0.1]).double()
+    offset, deviation = spreads(sums, 0.5, 100, centre, scale, floor)
     assert offset.tolist() == pytest.approx([3.4, 0.0])  # the second is within its noise
     assert deviation.tolist() == pytest.approx([2 * math.sqrt(0.1 - 0.04), 4 * 0.5])
+    _, deviation = spreads(sums, 0.5, 100, centre, scale, torch.tensor([0.3, 0.75]).double())
+    assert deviation.tolist() == pytest.approx([2 * 0.3, 4 * 0.75])
 
 
 def test_a_deviation_is_never_less_than_its_noise_nor_than_the_floor() -> None:
-    variance, noise = (
-        torch.tensor([0.25, -0.1, 0.001, 2.0]).double(),
-        torch.tensor([0.01, 0.09, 0.0001, 0.1]).double(),
+    variance, noise, floor = (
+        torch.tensor([0.25, -0.1, 0.001, 2.0, 0.001]).double(),
+        torch.tensor([0.01, 0.09, 0.0001, 0.1, 0.0001]).double(),
+        torch.tensor([FLOOR, FLOOR, FLOOR, FLOOR, FLOOR_OF_SPARSE]).double(),
     )
-    assert deviations(variance, noise).tolist() == pytest.approx([0.5, 0.3, FLOOR, 1.0])
+    found = deviations(variance, noise, floor)
+    assert found.tolist() == pytest.approx([0.5, 0.3, FLOOR, 1.0, FLOOR_OF_SPARSE])
+
+
+def test_an_input_that_is_mostly_zero_keeps_the_size_it_has_elsewhere() -> None:
+    """By noisy counts of what is 0, which may be anything."""
+    counts = torch.zeros(5, BINS).double()
+    counts[:, 0] = torch.tensor([0.0, 50.0, 50.5, 130.0, -20.0]).double()
+    counts[:, 5] = 1000.0  # other bins have no say
+    dense, sparse = FLOOR, FLOOR_OF_SPARSE
+    assert floors(counts, 100).tolist() == [dense, dense, sparse, sparse, dense]
+
+
+def test_a_rare_category_is_not_blown_up_and_a_common_one_is_standardised() -> None:
+    generator = torch.Generator().manual_seed(3)
+    rows = (torch.rand(20_000, 3, generator=generator) < torch.tensor([0.02, 0.3, 0.7])).float()
+    moments = standardiser(rows, multiplier=2.0).release(nothing, nothing)
+    rare, less, common = moments.deviation.tolist()
+    assert [rare, less] == [1.0, 1.0]  # half of the scale, which is 2: a row with it has about 1
+    assert common == pytest.approx(math.sqrt(0.7 * 0.3), rel=0.02)
 
 
 @pytest.mark.parametrize("factor", [1e-2, 1.0, 1e2])
@@ -528,8 +589,9 @@ def test_a_table_of_mixed_columns_is_evened_out() -> None:
     whole = rows[rows.isfinite().all(1)]
     apart = (found.offset - whole.mean(0)).abs() / whole.std(0).clamp(min=0.5)
     assert float(apart.max()) < 0.5
-    ratios = (found.deviation / whole.std(0))[:6]
+    ratios = (found.deviation / whole.std(0))[:5]
     assert 0.6 < float(ratios.min()) < float(ratios.max()) < 1.6
+    assert float(found.deviation[5]) == 1.0  # rare, so it keeps its size
 
 
 def test_channels_of_images_are_standardised_each_as_a_whole() -> None:

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from sordino.data.standardised import Moments
-from sordino.standardise.folding import Standardised, folded_, handed_out
+from sordino.standardise.folding import Standardised, folded_, handed_out, weighs_each_number
 
 FLAT = Moments(torch.tensor([1.0, -3.0, 0.0, 50.0]), torch.tensor([2.0, 0.5, 1.0, 10.0]))
 IMAGE = Moments(torch.tensor([1.0, -3.0]).view(2, 1, 1), torch.tensor([2.0, 0.1]).view(2, 1, 1))
+PIXELS = Moments(torch.linspace(-3, 3, 72).view(2, 6, 6), torch.logspace(-1, 1, 72).view(2, 6, 6))
 CENTRED = Moments(torch.zeros(2, 1, 1), IMAGE.deviation)
 
 
@@ -26,6 +27,13 @@ class Reshaped(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         output: Tensor = self.last(self.head(x.reshape(len(x), -1)).tanh())
         return output
+
+
+class Turned(Reshaped):
+    """A linear layer over the whole row, in which numbers are elsewhere."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.transpose(2, 3))
 
 
 class Skips(nn.Module):
@@ -75,6 +83,8 @@ FOLDS: dict[str, Case] = {
     "dropout first": (lambda: nn.Sequential(nn.Dropout(0.5), nn.Linear(4, 3)), FLAT, (4,)),
     "flatten": (lambda: nn.Sequential(nn.Flatten(), nn.Linear(72, 3)), IMAGE, (2, 6, 6)),
     "reshaped": (Reshaped, IMAGE, (2, 6, 6)),
+    "flatten, by pixel": (lambda: nn.Sequential(nn.Flatten(), nn.Linear(72, 3)), PIXELS, (2, 6, 6)),
+    "reshaped, by pixel": (Reshaped, PIXELS, (2, 6, 6)),
     "convolution": (
         lambda: nn.Sequential(nn.Conv2d(2, 4, 3, stride=2), nn.ReLU(), nn.Flatten(), nn.LazyLinear(3)),
         IMAGE,
@@ -104,6 +114,12 @@ WRAPS: dict[str, Case] = {
         IMAGE,
         (2, 6, 6),
     ),
+    "convolution, by pixel": (
+        lambda: nn.Sequential(nn.Conv2d(2, 4, 3), nn.Flatten(), nn.LazyLinear(3)),
+        PIXELS,
+        (2, 6, 6),
+    ),
+    "turned round, by pixel": (Turned, PIXELS, (2, 6, 6)),
     "used twice": (Skips, FLAT, (4,)),
     "squared": (Squared, FLAT, (4,)),
     "tied": (Tied, FLAT, (4,)),
@@ -177,3 +193,38 @@ def test_the_random_numbers_of_the_caller_are_his() -> None:
     before = torch.get_rng_state()
     folded_(made(FOLDS["dropout first"][0], (4,)), FLAT, (4,))
     assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize(
+    ("name", "weighs"),
+    [
+        ("linear", True),
+        ("mlp", True),
+        ("dropout first", True),
+        ("flatten", True),
+        ("reshaped", True),
+        ("convolution", False),
+        ("without a bias", True),
+        ("used twice", True),
+        ("no parameters", False),
+        ("a norm first", False),
+        ("frozen", True),
+    ],
+)
+def test_whether_a_model_has_weights_for_every_number_is_found_by_trying(name: str, weighs: bool) -> None:
+    make, _, shape = {**FOLDS, **WRAPS}[name]
+    model, before = made(make, shape), torch.get_rng_state()
+    weights = {key: value.clone() for key, value in model.state_dict().items()}
+    assert weighs_each_number(model, shape) == weighs
+    assert torch.equal(torch.get_rng_state(), before)
+    assert all(torch.equal(weights[key], value) for key, value in model.state_dict().items())
+    assert all(module.training and not module._forward_pre_hooks for module in model.modules())
+
+
+def test_weights_for_a_part_of_a_row_are_not_for_every_number() -> None:
+    assert not weighs_each_number(nn.Linear(6, 3), (2, 6, 6)), "for those of a line of pixels"
+    assert not weighs_each_number(nn.Linear(5, 3), (4,)), "a model for other rows"
+
+
+def test_a_model_for_rows_of_another_kind_weighs_none() -> None:
+    assert not weighs_each_number(nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 3)), (4,))

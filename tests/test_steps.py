@@ -109,6 +109,42 @@ def test_a_step_asks_the_rate_once_and_says_what_it_did(rule: StepRule) -> None:
         torch.testing.assert_close(theta, before - result.rate * result.direction)
 
 
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_sgd_by_layer_is_a_loop(momentum: float) -> None:
+    """Each parameter moves by its size over the root mean square of all sizes."""
+    chance = np.random.default_rng(2)
+    sizes = ((3, 0.5), (0, 9.0), (1, 0.2), (2, 1.5))
+    each = [size for count, size in sizes for _ in range(count)]
+    typical = math.sqrt(sum(size**2 for size in each) / len(each))
+    gradients = chance.normal(size=(8, 6))
+    theta, velocity = [0.0] * 6, [0.0] * 6
+    for gradient in gradients:
+        for j in range(6):
+            velocity[j] = momentum * velocity[j] + gradient[j]
+            theta[j] -= 0.1 * each[j] / typical * velocity[j]
+    found, rule = torch.zeros(6, dtype=torch.float64), Sgd(momentum, by_layer=True)
+    state = rule.start(found, plan_of(sizes=sizes))
+    field = answering(torch.from_numpy(gradient.copy()) for gradient in gradients)
+    for gradient in gradients:
+        before = found.clone()
+        result = rule.step(field, found, lambda _: 0.1, state)
+        assert result.gradients[0].gradient.tolist() == gradient.tolist()  # what was released stays as it was
+        torch.testing.assert_close(found, before - result.rate * result.direction)
+    assert found.tolist() == pytest.approx(theta, rel=1e-12)
+    assert rule.plain == (momentum == 0)
+
+
+def test_layers_of_one_size_have_one_rate() -> None:
+    gradients, paths = [vector(1.0, -2.0, 0.5)] * 4, []
+    for rule in (Sgd(0.9), Sgd(0.9, by_layer=True)):
+        theta = vector(0.0, 0.0, 0.0)
+        state, field = rule.start(theta, plan_of(sizes=((2, 0.25), (1, 0.25)))), answering(gradients)
+        for _ in gradients:
+            rule.step(field, theta, lambda _: 0.1, state)
+        paths.append(theta)
+    assert torch.equal(*paths)
+
+
 # Extrapolation --------------------------------------------------------------------------------------------
 
 

@@ -20,7 +20,7 @@ from sordino.clipping import PerLayer
 from sordino.data.sampling import sampling_named
 from sordino.gate import Door
 from sordino.named import METHODS
-from sordino.noise import Gaussian, Streams
+from sordino.noise import Gaussian, Known, Streams
 from sordino.privacy import price
 from sordino.runs import Checkpoint
 from sordino.terms import Terms
@@ -56,7 +56,8 @@ def terms_of_method(name: str) -> Terms:
     """As `train` makes them."""
     method: Method = METHODS[name]()
     how = sampling_named(method.noise.sampling, 12, UNITS)
-    noise = method.noise.planned(STEPS, how.steps_per_epoch(UNITS))
+    known = Known(how, UNITS, Budget(3, 1e-3), parameters=5)
+    noise = method.noise.planned(STEPS, how.steps_per_epoch(UNITS), known)
     return Terms(method.clip, noise, noise.dealt(how, UNITS), UNITS, STEPS, 1.0)
 
 

@@ -327,3 +327,25 @@ def test_the_size_of_parameters_follows_from_their_shapes() -> None:
     assert ParameterVector(model).size == size
     assert ParameterVector(nn.Conv2d(3, 8, 5)).size == pytest.approx(1 / 75**0.5)
     assert ParameterVector(nn.LayerNorm(4)).size == 0.1
+
+
+def test_the_sizes_of_parameters_one_by_one() -> None:
+    """1/sqrt(fan-in) of each, and a bias has that of its weights; of vectors without any it is that of all."""
+    model: Any = nn.Sequential(nn.Conv2d(3, 8, 5), nn.LayerNorm(4), nn.Linear(4, 2))
+    model[2].bias.requires_grad_(False)
+    vector = ParameterVector(model)
+    counts, sizes = zip(*vector.sizes, strict=True)
+    assert counts == tuple(slot.stop - slot.start for slot in vector.slots) == (600, 8, 4, 4, 8)
+    assert sizes == pytest.approx([75**-0.5, 75**-0.5, vector.size, vector.size, 0.5])
+    assert vector.layers == 2
+    # Of two weights a bias stands beside the first; a parameter of no numbers has the size of all.
+    recurrent = ParameterVector(nn.LSTM(9, 4))
+    assert recurrent.sizes == ((144, 1 / 3), (64, 0.5), (16, 1 / 3), (16, 1 / 3))
+    assert recurrent.layers == 2
+    model = nn.Module()
+    model.none, model.weight = nn.Parameter(torch.zeros(0, 3)), nn.Parameter(torch.zeros(2, 4))
+    model.scale = nn.Parameter(torch.tensor(1.0))
+    assert ParameterVector(model).sizes == ((0, 0.5), (8, 0.5), (1, 0.5))
+    norm = ParameterVector(nn.LayerNorm(4))
+    assert norm.sizes == ((4, 0.1), (4, 0.1))
+    assert norm.layers == 1

@@ -282,7 +282,9 @@ INPUTS = Registry(
 FEATURES = Registry(
     "kind of features",
     {
-        "none": Entry("features.frozen:nothing", "the rows as they are, the default"),
+        "none": Entry(
+            "features.frozen:nothing", "the rows as they are, the default but for named sets of images"
+        ),
         "scattering": Entry("features.scattering:Scattering", "wavelets of images, nothing learnt"),
         "sentence-transformers": Entry(
             "features.text:Sentences",
@@ -353,6 +355,10 @@ RECIPES = Registry(
         "dp-ftrl-mnist": Entry(
             "recipes.dp_ftrl:mnist", "DP-FTRL: trees against DP-SGD on MNIST at true epsilons (table 6)"
         ),
+        "one-run": Entry(
+            "recipes.one_run:one_run",
+            "ours: one untuned run between the grid a user could pay for and an oracle, on 22 pairs of data and model",
+        ),
         "oso-agnews": Entry(
             "recipes.oso_grids:agnews",
             "OSO: grids of five methods under one budget each, AG News (tables 10 and 13)",
@@ -364,10 +370,6 @@ RECIPES = Registry(
         "oso-mnist": Entry(
             "recipes.oso_grids:mnist",
             "OSO: grids of five methods under one budget each, MNIST (tables 8 and 11)",
-        ),
-        "one-run": Entry(
-            "recipes.one_run:one_run",
-            "ours: one untuned run between the grid a user could pay for and an oracle, on 22 pairs of data and model",
         ),
         "private-selection": Entry(
             "recipes.private_selection:selection",

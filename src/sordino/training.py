@@ -73,11 +73,12 @@ def train(
         method: a name, or a `Method` such as ``adadp()``. The default tunes itself.
         epochs: passes over the data, expected; by default they follow from the number of units.
         batch_size: expected; by default it follows from the number of units.
-        sampling: ``poisson`` (the default), ``shuffled`` or ``fixed-order``. Tree noise takes ``shuffled``, which
+        sampling: ``poisson`` (the default; under banded noise, which the default method has, of groups of units that
+            take turns), ``shuffled`` or ``fixed-order``. Tree noise takes ``shuffled``, which
             it then is when a tree begins, or ``fixed-order``.
         groups: an id for each row: then the unit of privacy is all the rows of an id.
-        standardise: ``private`` estimates offset and deviation of every input (of every channel of images) for a small
-            part of the budget, ``public:MEAN,STD`` or a pair (mean, std) of numbers or tensors says them, ``none``
+        standardise: ``private`` estimates offset and deviation of every input for a small part of the budget (of images
+            of every channel, or where the first layer is a linear one of every pixel), ``public:MEAN,STD`` or a pair (mean, std) of numbers or tensors says them, ``none``
             leaves inputs as they are. By default the default method standardises privately where it has a budget and
             inputs are floating-point numbers in rows of features, or images. It becomes part of the model that comes
             out, which takes rows as they were given here.

@@ -26,7 +26,10 @@ Data = Annotated[str, typer.Argument(metavar="DATA", help=f"{DATA_SETS.help()}."
 Model = Annotated[str | None, typer.Option(help=f"{MODELS.help()}. By default chosen for the data.")]
 Features = Annotated[
     str | None,
-    typer.Option(help=f"Frozen public features in front of the model: {FEATURES.help()}. Computed once."),
+    typer.Option(
+        help=f"Frozen public features in front of the model: {FEATURES.help()}. Computed once. By default scattering "
+        "for named sets of images, where no --model is named."
+    ),
 ]
 ImageSize = Annotated[
     int | None,

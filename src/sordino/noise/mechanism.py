@@ -88,7 +88,7 @@ class Releases(ABC):
 
     @abstractmethod
     def gathered(self, steps: int) -> float:
-        """The std of the noise in the sum of the first ``steps`` releases, where multiplier and thresholds are 1."""
+        """The std of the noise in the sum of the first ``steps`` releases, if multiplier and thresholds are all 1."""
 
     def explanation(self, noise_multiplier: float, probe_multipliers: Sequence[float]) -> str | None:
         """Where the events of a certificate come from, if they do not speak for themselves."""

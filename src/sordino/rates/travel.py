@@ -82,11 +82,11 @@ def reach(plan: Plan, travel: float | None = None) -> float:
 def default_travel(plan: Plan) -> float:
     """From public numbers alone."""
     if plan.layers > 1:
-        return ONE_LAYER / plan.layers**DEEPER
+        return ONE_LAYER / math.pow(plan.layers, DEEPER)
     gathered = math.sqrt(plan.batches) if plan.gathered is None else plan.gathered
     noise = plan.noise_multiplier / plan.expected_batch * gathered * math.sqrt(plan.parameters)
     clear = plan.batches / noise if noise else math.inf
-    return min(MOST, max(LEAST, LINEAR * (clear / CLEAR) ** CLEARER))
+    return min(MOST, max(LEAST, LINEAR * math.pow(clear / CLEAR, CLEARER)))
 
 
 def _length(plan: Plan) -> float:

@@ -133,6 +133,8 @@ def _fold_(layer: nn.Module, moments: Moments, shape: tuple[int, ...]) -> bool:
     else:
         if getattr(layer, "groups", 1) != 1 or weight.shape[1] != shape[0]:
             return False
+        if offset.numel() not in (1, shape[0]):  # of each pixel
+            return False
         dims = [1] * (weight.dim() - 2)
         offset, deviation = (
             part.flatten().expand(shape[0]).reshape(1, shape[0], *dims) for part in (offset, deviation)

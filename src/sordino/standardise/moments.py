@@ -17,9 +17,7 @@ WINDOW = 3  # bins side by side that hold most of a feature
 SURE = 0.9  # how likely the scale of a feature is not taken for too small, where its own counts do not tell
 FLOOR = 0.1  # of a deviation, in times of the feature's scale: a feature that hardly moves is not blown up
 SPARSE = 0.5  # of the units: where more of them have 0, a feature says whether rather than how much
-FLOOR_OF_SPARSE = (
-    0.5  # of the deviation of such a one, which so keeps about the size it has where it is not 0
-)
+FLOOR_OF_SPARSE = 0.5  # of its deviation: it keeps about the size that it has where it is not 0
 COUNT_SEEN = 4.0  # standard deviations below n, from which on rows that count as nothing are believed in
 FEWEST = 0.05  # of the units that are taken to count, whatever the noise says
 
@@ -95,8 +93,10 @@ def centres(sums: Tensor, std: float, units: int, scale: Tensor) -> Tensor:
 def floors(counts: Tensor, units: int) -> Tensor:
     """Of the deviation of each feature [F], in times of its scale, from noisy counts of magnitudes [F, BINS].
 
-    A category that few rows have, or a rare word, divided by its deviation would be a large number in those rows."""
-    return torch.where(counts[:, 0] > SPARSE * units, FLOOR_OF_SPARSE, FLOOR).double()
+    A category that few rows have, or a rare word, divided by its deviation would be a large number in those rows.
+    """
+    dense, sparse = counts.new_tensor([FLOOR, FLOOR_OF_SPARSE])
+    return torch.where(counts[:, 0] > SPARSE * units, sparse, dense)
 
 
 def spreads(

@@ -27,9 +27,7 @@ class Plan:
     restart_steps: int | None = None  # after so many steps the noise begins anew
     sizes: tuple[tuple[int, float], ...] = ()  # of the parameters one by one: how many numbers, how large
     layers: int = 1  # weights behind one another, at most
-    gathered: float | None = (
-        None  # noise in the sum of all gradients over that of one; None where it is independent
-    )
+    gathered: float | None = None  # noise in the sum of all gradients over that of one; None if independent
 
 
 class Gradient(Protocol):
