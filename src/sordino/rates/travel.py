@@ -29,7 +29,8 @@ class Travel(RateController):
     model's parameters (their ``sizes``, 1/sqrt(fan-in) in torch's layers) and of how many layers disturb one
     another, and not of batch size, budget, threshold, or number of steps: so one rule serves them all
     (docs/self_tuning.md has the measurements). The gradients are measured in units of the threshold, so when it
-    moves, the rate follows. Of correlated noise, which later steps take back in part, only what gathers in the sum of all steps counts.
+    moves, the rate follows. Of correlated noise, which later steps take back in part, only what gathers in the
+    sum of all steps counts.
 
     Args:
         travel: How far a run may lead, in times of the norm that weights of such shapes have at
