@@ -1,4 +1,4 @@
-"""What is chosen when the user chooses nothing: from the number of units and from speed on made-up rows, both public."""
+"""What is chosen when the user chooses nothing: by the number of units and by speed on made-up rows, both public."""
 
 from __future__ import annotations
 

@@ -277,7 +277,7 @@ def _timed(
         )  # of a batch, for the process that has most of it
         rows = part * len(shares.examples) / units
         noisy = method.private and (budget is not None or bool(asked.noise_multiplier))
-        speed = measured_speed(engine, usual.terms, rows, noisy).to_state()
+        speed = measured_speed(engine, shares.examples, usual.terms, rows, noisy, minutes is not None).to_state()
     whole = math.isinf(usual.terms.sampling.order_lasts(units))
     batches, per_epoch = usual.terms.steps, sampling_named(usual.sampling, usual.batch_size, units)
     assert batches is not None

@@ -187,30 +187,19 @@ def _time(summary: dict[str, Any]) -> Lines:
     if "time" not in summary:
         return
     time, asked = summary["time"], summary.get("minutes")
-    most, took = (
-        time["most"],
-        f"{time['expected_minutes']:g} minutes of training, by its speed on made-up rows",
-    )
-    usual = time["times_the_default"]
+    expected, times, most = time["expected_minutes"], time["times_the_default"], time["most"]
+    took = f"{expected:g}" if expected >= 0.1 else "less than 0.1"
+    took = f"{took} minutes of training, by its speed on made-up rows"
     if asked is None:
         more = most["times_the_default"]
         would = f"with --minutes {most['minutes']:g} it would take {more:g} times the epochs and batch"
         yield "time", f"{took}; {would if more > 1 else 'it has no use for more'}"
-    elif asked > most["minutes"]:
-        yield (
-            "time",
-            f"{took}; beyond --minutes {most['minutes']:g} it has no use for more, and leaves it unused",
-        )
-    elif usual < 1:
-        yield (
-            "time",
-            f"{took}, with {usual:g} times the default epochs; in {most['minutes']:g} it would do all that pays",
-        )
+        return
+    took += f", {times:g} times the default epochs{'' if times <= 1 else ' and batch'}"
+    if asked > most["minutes"]:
+        yield "time", f"{took}; no use is known for more than {most['minutes']:g}: the rest is left unused"
     else:
-        yield (
-            "time",
-            f"{took}, with {usual:g} times the default epochs and batch; {most['minutes']:g} are of use at most",
-        )
+        yield "time", f"{took}; more time would be of use, up to --minutes {most['minutes']:g}"
 
 
 def _standardised(summary: dict[str, Any]) -> Lines:

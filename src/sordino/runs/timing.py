@@ -6,21 +6,22 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from statistics import median
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from sordino.data import Examples
 from sordino.data.chance import seeded
-from sordino.data.tree import tree_leaves, tree_map
+from sordino.data.tree import tree_leaves
 from sordino.defaults import Pace, Speed
 from sordino.gradients import Engine, Norms
 from sordino.noise import GaussianNoise, Streams
 from sordino.terms import Terms
 from sordino.warn import warn
 
-_CALLS, _SECONDS = 10, 0.5  # of a measurement, at most
+_CALLS = 100  # at most, and so many seconds:
+_FOR_A_HINT, _FOR_A_PLAN = 0.1, 1.0
 _BYTES = 64 << 20  # of made-up rows
 
 
@@ -59,32 +60,34 @@ class Timing:
             )
 
 
-def measured_speed(engine: Engine, terms: Terms, rows_per_unit: float, private: bool) -> Speed:
-    """Seconds of a gradient and of a step in a run of these terms, by a prepared engine on made-up rows."""
+def measured_speed(
+    engine: Engine, examples: Examples, terms: Terms, rows_per_unit: float, noisy: bool, planned: bool
+) -> Speed:
+    """Seconds of a gradient and of a step in a run of these terms, by a prepared engine on made-up rows; longer looked
+    at where a plan is made of them."""
+    seconds = _FOR_A_PLAN if planned else _FOR_A_HINT
     clip, batch = terms.clip, max(1, round(rows_per_unit * terms.expected_batch))
     state = clip.start([slot.name for slot in engine.vector.slots])
-    vectors = 1 + sum(probe.vector for probe in clip.probes(float(private), terms.expected_batch))
+    vectors = 1 + sum(probe.vector for probe in clip.probes(float(noisy), terms.expected_batch))
     size = sum(leaf[:1].numel() * leaf.element_size() for leaf in tree_leaves(engine.made_up(1)))
     rows = max(1, min(batch, engine.microbatch or 1, _BYTES // max(1, size)))
     inputs, targets = engine.made_up(rows)
     device = engine.vector.theta.device
-    order = torch.arange(rows, device=device).flip(0)
+    reading = examples.reading(rows)
 
     def weigh(norms: Norms) -> Tensor:
         return clip.weights(norms, state)
 
-    def read(leaf: Tensor) -> Tensor:
-        return leaf.index_select(0, order)
-
     def gradients(_: int) -> None:
-        engine.sums(tree_map(read, inputs), tree_map(read, targets), weigh, count=vectors)
+        reading()
+        engine.sums(inputs, targets, weigh, count=vectors)
 
     with seeded(0):
-        per_row = _seconds(gradients, device) / rows
-    return Speed(per_row * rows_per_unit, _seconds(_step(engine, terms, vectors, private), device))
+        per_row = _mean(gradients, seconds, device) / rows
+    return Speed(per_row * rows_per_unit, _mean(_step(engine, terms, vectors, noisy), seconds, device))
 
 
-def _step(engine: Engine, terms: Terms, vectors: int, private: bool) -> Callable[[int], None]:
+def _step(engine: Engine, terms: Terms, vectors: int, noisy: bool) -> Callable[[int], None]:
     """What a step does besides its gradients, with randomness of its own that nobody keeps."""
     streams = Streams.from_entropy()
     draw, noise = GaussianNoise(streams), terms.releases.start()
@@ -92,7 +95,7 @@ def _step(engine: Engine, terms: Terms, vectors: int, private: bool) -> Callable
 
     def step(number: int) -> None:
         terms.sampling.units(number, terms.units, streams)
-        if private:
+        if noisy:
             terms.releases.add_(sums[0], draw, 1.0, 1.0, number, noise)
             for further in sums[1:]:
                 draw.add_(further, 1.0, "noise:probe", number)
@@ -100,17 +103,16 @@ def _step(engine: Engine, terms: Terms, vectors: int, private: bool) -> Callable
     return step
 
 
-def _seconds(act: Callable[[int], None], device: torch.device) -> float:
-    """What a call takes, on a machine that is as busy as it is; the first warms up."""
+def _mean(act: Callable[[int], None], seconds: float, device: torch.device) -> float:
+    """What a call takes on a machine that is as busy as it is; the first warms up."""
     act(0)
-    times: list[float] = []
-    while len(times) < _CALLS and sum(times) < _SECONDS:
-        begun = time.perf_counter()
-        act(len(times) + 1)
+    begun, calls = time.perf_counter(), 0
+    while calls < _CALLS and (calls == 0 or time.perf_counter() - begun < seconds):
+        calls += 1
+        act(calls)
         if device.type == "cuda":
             torch.cuda.synchronize()
-        times.append(time.perf_counter() - begun)
-    return median(times)
+    return (time.perf_counter() - begun) / calls
 
 
 def _rounded(number: float) -> float:
