@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -82,9 +83,11 @@ def measured_speed(
         reading()
         engine.sums(inputs, targets, weigh, count=vectors)
 
-    with seeded(0):
-        per_row = _mean(gradients, seconds, device) / rows
-    return Speed(per_row * rows_per_unit, _mean(_step(engine, terms, vectors, noisy), seconds, device))
+    with seeded(0), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # as at every step: what there is to say of the model was said
+        per_row = _mean(gradients, _CALLS, seconds, device) / rows
+    step, most = _step(engine, terms, vectors, noisy), min(_CALLS, (terms.steps or _CALLS) - 1)
+    return Speed(per_row * rows_per_unit, _mean(step, most, seconds, device))
 
 
 def _step(engine: Engine, terms: Terms, vectors: int, noisy: bool) -> Callable[[int], None]:
@@ -103,11 +106,11 @@ def _step(engine: Engine, terms: Terms, vectors: int, noisy: bool) -> Callable[[
     return step
 
 
-def _mean(act: Callable[[int], None], seconds: float, device: torch.device) -> float:
-    """What a call takes on a machine that is as busy as it is; the first warms up."""
+def _mean(act: Callable[[int], None], most: int, seconds: float, device: torch.device) -> float:
+    """What a call takes on a machine that is as busy as it is, the mean of ``most`` at most; the first warms up."""
     act(0)
     begun, calls = time.perf_counter(), 0
-    while calls < _CALLS and (calls == 0 or time.perf_counter() - begun < seconds):
+    while calls == 0 or (calls < most and time.perf_counter() - begun < seconds):
         calls += 1
         act(calls)
         if device.type == "cuda":
