@@ -48,7 +48,7 @@ def test_floats_keep_every_bit_among_whole_numbers() -> None:
 
 
 def test_what_was_touched_is_handed_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(matrix, "_RESIDENT", 10 * matrix._FAULT)
+    monkeypatch.setattr(matrix, "_RESIDENT", 10 * matrix.FAULT)
     given_back: list[int] = []
 
     class Watched:

@@ -20,6 +20,7 @@ from sordino.runs.plan import RunPlan
 from sordino.runs.process import Line, Process, Seen, State
 from sordino.runs.resume import digest, made_up_theta
 from sordino.runs.spending import Promise
+from sordino.runs.timing import Timing
 from sordino.standardise.folding import handed_out
 from sordino.standardise.plan import PARTS
 from sordino.standardise.standardiser import Standardiser
@@ -41,6 +42,7 @@ class DescentPlan(RunPlan):
     batch_size: int
     sampling: str
     shares: int = 1  # into which a batch is cut
+    timing: Timing | None = None  # where epochs and batch size are ours to choose
     kind = "run"
     deployment = "central"
 
@@ -73,6 +75,7 @@ class DescentPlan(RunPlan):
             "method": self.method.describe(),
             "epochs": float(self.epochs),
             "batch_size": self.batch_size,
+            **({} if self.timing is None or self.timing.asked is None else {"minutes": self.timing.asked}),
             "sampling": self.sampling,
             **self._turns(),
             "steps_per_epoch": self.terms.per_epoch,
@@ -222,6 +225,7 @@ class Descent(Process):
         return {
             "gate": self.gate.state(),
             "microbatch": self.gate.engine.microbatch,
+            **({} if self._plan.timing is None else {"speed": self._plan.timing.speed.to_state()}),
             "theta": self.theta,
             "step_state": self._step_state,
             "rate_state": self._rate_state,
@@ -273,7 +277,8 @@ class Descent(Process):
     def facts(self) -> Mapping[str, Any]:
         how = self._plan.standardise
         folded = {} if how is None else {"standardise": {**how.describe(), "folded": self._folded}}
-        return {"microbatch": self.gate.engine.microbatch, **folded}
+        timing = {} if self._plan.timing is None else {"time": self._plan.timing.describe()}
+        return {"microbatch": self.gate.engine.microbatch, **folded, **timing}
 
 
 def public_gradient(public_loss: PublicLoss, theta: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from sordino.data import Examples, as_examples
 from sordino.data.sampling import sampling_named
-from sordino.defaults import default_batch_size, default_epochs
+from sordino.defaults import Pace, Speed, default_batch_size, default_epochs
 from sordino.descent import Descent, DescentPlan
 from sordino.gate import ExampleGate, Members, Shares
 from sordino.gradients import Engine, Loss, refuse
@@ -28,6 +28,7 @@ from sordino.runs.options import Options, RunOptions, taken
 from sordino.runs.recording import Recording, recorded
 from sordino.runs.resume import behaviour
 from sordino.runs.spending import Spending
+from sordino.runs.timing import Timing, measured_speed
 from sordino.standardise.choice import Standardising, check_choice, standardising
 from sordino.standardise.folding import weighs_each_number
 from sordino.standardise.standardiser import Standardiser
@@ -51,6 +52,7 @@ def train(
     method: Method | str = "auto",
     epochs: float | None = None,
     batch_size: int | None = None,
+    minutes: float | None = None,
     sampling: str | None = None,
     groups: Any = None,
     standardise: Any = None,
@@ -73,6 +75,9 @@ def train(
         method: a name, or a `Method` such as ``adadp()``. The default tunes itself.
         epochs: passes over the data, expected; by default they follow from the number of units.
         batch_size: expected; by default it follows from the number of units.
+        minutes: that the training may take, in the place of both. In less than the default takes there are fewer
+            epochs, at least one; in more of them up to four times the epochs, and as much larger batches. How fast it
+            goes is measured once, on made-up rows.
         sampling: ``poisson`` (the default; under banded noise, which the default method has, of groups of units that
             take turns), ``shuffled`` or ``fixed-order``. Tree noise takes ``shuffled``, which
             it then is when a tree begins, or ``fixed-order``.
@@ -133,6 +138,7 @@ def train(
         method = method_named(method) if isinstance(method, str) else method
         if not isinstance(method, Method):
             raise ValueError(f"method must be a name or a Method such as adadp(), not {said(method)}")
+        check_minutes(minutes, epochs, batch_size)
         members = Members(len(examples), groups)
         how = _standardising(standardise, model, examples, members, method, asked)
         given, (examples, asked) = examples, _behind(how, examples, asked)
@@ -141,11 +147,14 @@ def train(
         with recorded(asked, model) as recording:
             microbatch = recording.chosen("microbatch", microbatch)
             engine = Engine(model, task.per_example, microbatch=microbatch, keep_loss=asked.show_unprotected)
-            cut = _shares(shares, recording, ranks)
+            cut, streams = _shares(shares, recording, ranks), recording.streams
+            timing = None
+            if epochs is None and batch_size is None:
+                tried = Shares(engine, examples, members, method.clip, cut, ranks)
+                timing = _timed(method, tried, template, minutes, sampling, recording, ranks)
             plan = planned_descent(
-                method, members, epochs, batch_size, sampling, recording, len(engine.vector), cut, how
+                method, members, epochs, batch_size, sampling, recording, len(engine.vector), cut, how, timing
             )
-            streams = recording.streams
             gate = ExampleGate(
                 engine, examples, members, plan.terms, streams, template=template, shares=cut, ranks=ranks
             )
@@ -237,6 +246,55 @@ def _shares(given: int | None, recording: Recording, ranks: Ranks) -> int:
     return ranks.count if recording.saved is None else recording.saved.plan.get("shares", 1)
 
 
+def check_minutes(
+    minutes: float | None, epochs: float | None, batch_size: int | None, dashes: str = ""
+) -> None:
+    if minutes is None:
+        return
+    if epochs is not None or batch_size is not None:
+        raise ValueError(f"{dashes}minutes chooses epochs and batch size: leave those out")
+    if not is_number(minutes) or not minutes > 0 or not math.isfinite(minutes):
+        raise ValueError(f"{dashes}minutes must be a positive number, not {said(minutes)}")
+
+
+def _timed(
+    method: Method,
+    shares: Shares,
+    template: tuple[Any, Any] | None,
+    minutes: float | None,
+    sampling: str | None,
+    recording: Recording,
+    ranks: Ranks,
+) -> Timing:
+    """What the default plan takes, and what fits into the minutes: at the speed the interrupted run had, or as it is
+    measured now, before a private row is seen."""
+    units, engine, asked = shares.members.count, shares.engine, recording.asked
+    budget, parameters = asked.budget, len(engine.vector)
+    usual = outlined(method, units, None, None, sampling, budget=budget, parameters=parameters)
+    shares.prepare(template)
+    speed = recording.chosen("speed", None)
+    if speed is None:
+        part = (
+            math.ceil(shares.count / ranks.count) / shares.count
+        )  # of a batch, for the process that has most of it
+        rows = part * len(shares.examples) / units
+        noisy = method.private and (budget is not None or bool(asked.noise_multiplier))
+        speed = measured_speed(
+            engine, shares.examples, usual.terms, rows, noisy, minutes is not None
+        ).to_state()
+    whole = math.isinf(usual.terms.sampling.order_lasts(units))
+    batches, per_epoch = usual.terms.steps, sampling_named(usual.sampling, usual.batch_size, units)
+    assert batches is not None
+    pace = Pace(units, batches, usual.batch_size, per_epoch.steps_per_epoch(units), whole)
+    return Timing(pace, Speed(**speed), minutes)
+
+
+def _paced(pace: Pace, sampling: str) -> tuple[float, int]:
+    """The epochs of so many batches, and their size."""
+    how = sampling_named(sampling, pace.batch_size, pace.units)
+    return pace.batches / how.steps_per_epoch(pace.units), pace.batch_size
+
+
 def check_call(
     model: nn.Module,
     method: Method,
@@ -244,6 +302,7 @@ def check_call(
     batch_size: int | None,
     sampling: str | None,
     standardise: Any = None,
+    minutes: float | None = None,
     **options: Unpack[RunOptions],
 ) -> None:
     """Refuse what `train` would refuse whatever the rows are, and how many: for those who pay for something before it.
@@ -254,6 +313,7 @@ def check_call(
     asked.check_device()
     check_choice(standardise)
     refuse(model)
+    check_minutes(minutes, epochs, batch_size)
     units = max(_MANY, batch_size or 1)
     outlined(method, units, epochs, batch_size, sampling, secure=asked.secure)
     besides = [each for each in _besides(asked) if each is not None]
@@ -271,9 +331,13 @@ def planned_descent(
     parameters: int,
     shares: int = 1,
     how: Standardising | None = None,
+    timing: Timing | None = None,
 ) -> DescentPlan:
     """What is laid down from public numbers: steps, batches, and the noise they need."""
     units, asked = members.count, recording.asked
+    if timing is not None and timing.asked is not None:
+        timing.warn()
+        epochs, batch_size = _paced(timing.pace, sampling or method.noise.sampling)
     outline = outlined(
         method,
         units,
@@ -311,6 +375,7 @@ def planned_descent(
         batch_size=outline.batch_size,
         sampling=outline.sampling,
         shares=shares,
+        timing=timing,
     )
 
 

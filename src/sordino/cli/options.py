@@ -150,6 +150,13 @@ Epochs = Annotated[
 BatchSize = Annotated[
     int | None, typer.Option(help="Expected batch size; by default from the number of rows.")
 ]
+Minutes = Annotated[
+    float | None,
+    typer.Option(
+        help="Time that the training may take, which chooses epochs and batch size: at least one pass, at most 4 times "
+        "the default ones."
+    ),
+]
 Sampling = Annotated[str | None, typer.Option(help=f"{SAMPLINGS.help()}.")]
 ShowLoss = Annotated[
     bool, typer.Option("--show-unprotected", help="Show the training loss, which no guarantee covers.")

@@ -49,6 +49,7 @@ def train(
     settings: given.Settings = None,
     epochs: given.Epochs = None,
     batch_size: given.BatchSize = None,
+    minutes: given.Minutes = None,
     model: given.Model = None,
     features: given.Features = None,
     image_size: given.ImageSize = None,
@@ -88,7 +89,7 @@ def train(
         with told_to_all():
             budget = budget_of(epsilon, delta, noise_multiplier)
             check_chance(seed, secure)
-            _check_resume(resume, out)
+            _check_together(resume, out, minutes, epochs, batch_size)
 
             from sordino.training import train as run_training
 
@@ -115,17 +116,15 @@ def train(
                     "method": how, "epochs": epochs, "batch_size": batch_size, "sampling": sampling,
                     "budget": budget, "noise_multiplier": noise_multiplier, "delta": delta, "accountant": accountant,
                     "before": before, "metric_epsilon": metric_epsilon, "standardise": standardise,
-                    "seed": seed, "secure": secure, "device": own_device(device), "shares": shares,
+                    "minutes": minutes, "seed": seed, "secure": secure, "device": own_device(device), "shares": shares,
                     "evaluations": evaluations, "show_unprotected": show_unprotected, "out": folder,
                     "resume": resume, "keep_checkpoint": keep_checkpoint, "progress": True, "ledger": ledger,
                     "data_name": declared_name(data, loaded, data_name, ledger), "rationale": rationale,
                     "signing_key": signing_key, "callbacks": loggers(folder, tensorboard, mlflow),
                 }  # fmt: skip
 
-            not_of_tables = classes, image_size, grey
-            rehearse = rehearsal(
-                settings_for, data, model, features, (test, holdout), rows_per_user, not_of_tables
-            )
+            held_out, not_of_tables = (test, holdout), (classes, image_size, grey)
+            rehearse = rehearsal(settings_for, data, model, features, held_out, rows_per_user, not_of_tables)
             table = data, schema, target, user, rows_per_user
             complete, before = bounds_for(
                 *table, private_bounds, budget, ledger, data_name, out if resume else None, rehearse
@@ -143,9 +142,14 @@ def train(
         run_and_show(asked["out"], as_json, run, lambda done: [*_lines(done), *_not_looked_at(loaded, data)])
 
 
-def _check_resume(resume: bool, out: Path | None) -> None:
+def _check_together(
+    resume: bool, out: Path | None, minutes: float | None, epochs: float | None, batch_size: int | None
+) -> None:
+    from sordino.training import check_minutes
+
     if resume and out is None:
         raise ValueError("--resume needs the directory of the run: give it as --out")
+    check_minutes(minutes, epochs, batch_size, "--")
 
 
 def _method(name: str, settings: list[str] | None, has_budget: bool) -> Method:
@@ -175,6 +179,27 @@ def _lines(run: Run) -> Lines:
     yield from measured_lines(run, f"; {covered}")
     yield from promised_lines(run, _batches(run.summary))
     yield from _standardised(run.summary)
+    yield from _time(run.summary)
+
+
+def _time(summary: dict[str, Any]) -> Lines:
+    """What the training was expected to take, by made-up rows, and what it would do with more."""
+    if "time" not in summary:
+        return
+    time, asked = summary["time"], summary.get("minutes")
+    expected, times, most = time["expected_minutes"], time["times_the_default"], time["most"]
+    took = f"{expected:g}" if expected >= 0.1 else "less than 0.1"
+    took = f"{took} minutes of training, by its speed on made-up rows"
+    if asked is None:
+        more = most["times_the_default"]
+        would = f"with --minutes {most['minutes']:g} it would take {more:g} times the epochs and batch"
+        yield "time", f"{took}; {would if more > 1 else 'it has no use for more'}"
+        return
+    took += f", {times:g} times the default epochs{'' if times <= 1 else ' and batch'}"
+    if asked > most["minutes"]:
+        yield "time", f"{took}; no use is known for more than {most['minutes']:g}: the rest is left unused"
+    else:
+        yield "time", f"{took}; more time would be of use, up to --minutes {most['minutes']:g}"
 
 
 def _standardised(summary: dict[str, Any]) -> Lines:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from sordino.data.inputs import Inputs
-from sordino.data.matrix import handed_back
+from sordino.data.matrix import FAULT, handed_back
 from sordino.data.sources import Examples
 from sordino.data.tree import Tree
 
@@ -111,6 +111,18 @@ class KeptExamples(Examples):
 
     def _no_rows(self) -> tuple[Tree, Tree]:
         return torch.zeros((0, *self.stored.shape[1:])), self._labels[:0]
+
+    def _imitated(self, k: int) -> Examples:
+        """In such a file, and as far apart as those of a batch are."""
+        apart = max(1, FAULT // max(1, self.stored[:1].nbytes))
+        count = max(k, min(len(self), apart * k))
+        return KeptExamples(
+            nameless((count, *self.stored.shape[1:]), self.stored.dtype),
+            torch.zeros((count, *self._labels.shape[1:]), dtype=self._labels.dtype),
+            torch.ones(count, dtype=torch.bool),
+            divisor=self._divisor,
+            centre=self._centre,
+        )
 
 
 def counted(parts: Iterable[_T], total: int, what: str, show: bool) -> Iterator[_T]:

@@ -17,14 +17,14 @@ Cells = npt.NDArray[np.int32]  # [rows, slots]; what is a float lies there bit f
 
 _AT_A_TIME = 1 << 22  # bytes that are read in order
 _RESIDENT = 1 << 28  # bytes of the mapping that may be in memory before it is let go
-_FAULT = 1 << 16  # what the system may map around a row that is touched
-_AT_ONCE = _RESIDENT // _FAULT  # rows
+FAULT = 1 << 16  # what the system may map around a row that is touched
+_AT_ONCE = _RESIDENT // FAULT  # rows
 
 
 def handed_back(mapping: mmap.mmap | None, touched: int, rows: int, size: int) -> int:
     """How many bytes of a mapping are in memory, about, when so many rows of this size were touched besides: none, if
     they had become many and were handed back to the system. Where there is no way to do that, the system decides."""
-    touched += rows * max(_FAULT, size)
+    touched += rows * max(FAULT, size)
     if touched <= _RESIDENT or not hasattr(mapping, "madvise"):
         return touched
     assert mapping is not None

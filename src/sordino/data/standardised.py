@@ -80,3 +80,6 @@ class StandardisedExamples(Examples):
 
     def _no_rows(self) -> tuple[Tree, Tree]:
         return self._whole._no_rows()
+
+    def _imitated(self, k: int) -> Examples:
+        return StandardisedExamples(self._whole._imitated(k), Place(Moments(torch.zeros(1), torch.ones(1))))

@@ -149,6 +149,10 @@ class Engine:
                 self.microbatch = self._choose_microbatch(*rows)
         self.ready = True
 
+    def made_up(self, rows: int) -> tuple[Any, Any]:
+        """So many times a row that ``prepare`` was given, which is nobody's."""
+        return tree_map(lambda x: x.repeat(rows, *[1] * (x.dim() - 1)), self._stand_in)  # type: ignore[no-any-return]
+
     def _plan_holds(self, plan: Plan, inputs: Any, targets: Any) -> bool:
         """Do norms and sums by this plan agree with single examples, for several arrangements of the rows?"""
         unseen = all_ones(inputs)  # lengths by which it may sort, of which nothing is seen if they are alike

@@ -35,6 +35,8 @@ SAID_BY_THE_RUN = frozenset(
         "seconds",
         "peak_memory_mib",
         "seconds_and_memory",
+        "time",
+        "minutes",
         "microbatch",
         "shares",
         "workers",

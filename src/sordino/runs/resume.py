@@ -29,6 +29,11 @@ _FOLLOWS = {
     "noise_multiplier": {"epsilon", "delta", "accountant", "epochs", "rounds", "before", "metric_epsilon"},
     "steps": {"epochs", "rounds"},
     "batches": {"epochs"},
+    "epochs": {"minutes"},
+    "batch_size": {"minutes"},
+    "steps_per_epoch": {"minutes"},
+    "units_in_no_batch": {"minutes"},
+    "method": {"minutes"},  # bands or trees that the plan chose
 }
 _FOLLOWS_FROM_DATA = {
     "assumptions", "batch_size", "batches", "chunk", "clients", "clients_never_asked", "engine", "epochs", "groups",

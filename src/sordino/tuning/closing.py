@@ -29,6 +29,7 @@ _ITS_OWN = (
     "seconds",
     "peak_memory_mib",
     "seconds_and_memory",
+    "time",
     "ledger",
     "metrics",
     "checkpoint_kept",

@@ -14,7 +14,7 @@ from sordino.report.words import settings
 
 _ELSEWHERE = {  # of run.json, what has a place of its own, or carries a mark
     "status", "assumptions", "unprotected", "metrics", "ledger", "tuning", "seconds", "peak_memory_mib",
-    "seconds_and_memory", "caveat", "epsilon", "planned_epsilon", "zcdp_rho", "gdp_mu", "sordino_version",
+    "seconds_and_memory", "time", "caveat", "epsilon", "planned_epsilon", "zcdp_rho", "gdp_mu", "sordino_version",
 }  # fmt: skip
 _MANY = 12  # values of a column that are shown
 _OBTAINED = {
