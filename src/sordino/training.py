@@ -78,10 +78,10 @@ def train(
             it then is when a tree begins, or ``fixed-order``.
         groups: an id for each row: then the unit of privacy is all the rows of an id.
         standardise: ``private`` estimates offset and deviation of every input for a small part of the budget (of images
-            of every channel, or where the first layer is a linear one of every pixel), ``public:MEAN,STD`` or a pair (mean, std) of numbers or tensors says them, ``none``
-            leaves inputs as they are. By default the default method standardises privately where it has a budget and
-            inputs are floating-point numbers in rows of features, or images. It becomes part of the model that comes
-            out, which takes rows as they were given here.
+            of every channel, or where the first layer is a linear one of every pixel), ``public:MEAN,STD`` or a pair
+            (mean, std) of numbers or tensors says them, ``none`` leaves inputs as they are. By default the default
+            method standardises privately where it has a budget and inputs are floating-point numbers in rows of
+            features, or images. It becomes part of the model that comes out, which takes rows as they were given here.
         template: five public rows (inputs, targets), for a model that cannot run on made-up ones.
         public_loss: a term of the loss that is a function of theta alone: a prior, weight decay.
         microbatch: how many rows are worked on at a time; by default measured.
