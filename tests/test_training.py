@@ -301,6 +301,10 @@ def test_shuffled_batches_cost_more_noise_than_poisson(toy: Any) -> None:
     ]
     assert noises[0] < noises[1] == noises[2]
     claimed = start(toy, sampling="shuffled-as-poisson", epochs=2)
+    with pytest.raises(ValueError, match=r"two steps in a row.*noise=gaussian"):
+        start(toy, method="auto", sampling="shuffled-as-poisson", epochs=2)
+    by_default = start(toy, method=auto(noise="gaussian"), sampling="shuffled-as-poisson", epochs=2)
+    assert "caveat" in by_default.summary
     assert any("NOT A GUARANTEE" in a for a in claimed.certificate["assumptions"])
     assert "NOT A GUARANTEE" in claimed.summary["caveat"]
     assert all("NOT A GUARANTEE" in line["caveat"] for line in claimed.history)

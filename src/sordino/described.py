@@ -15,7 +15,7 @@ def described(part: Any) -> Any:
 
     >>> from sordino.steps import Sgd
     >>> described(Sgd(momentum=0.9))
-    {'kind': 'Sgd', 'momentum': 0.9}
+    {'kind': 'Sgd', 'momentum': 0.9, 'by_layer': False}
     """
     if is_dataclass(part) and not isinstance(part, type):
         return {

@@ -137,7 +137,7 @@ def _apart(sampling: Sampling, units: int) -> int:
     apart = sampling.returns_after(units)
     if apart == 1 and sampling.steps_per_epoch(units) > 1:
         raise ValueError(
-            f"a unit may take part in two steps in a row: {_HELP}; one band is independent noise"
+            f"a unit may take part in two steps in a row: {_HELP}; or independent noise (one band, noise=gaussian)"
         )
     return apart
 

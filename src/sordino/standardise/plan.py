@@ -141,7 +141,7 @@ def share(whole: float, features: int, units: int) -> float:
 
     ``whole`` is the multiplier with which one release would take all of the budget.
 
-    >>> share(1.0, 10, 100), share(1.0, 10, 1_000_000), 0.02 < share(1.0, 10, 2000) < 0.03
+    >>> share(1.0, 10, 100), share(1.0, 10, 1_000_000), 0.03 < share(1.0, 10, 2000) < 0.04
     (0.1, 0.01, True)
     """
     wanted = (noise_of_moments(whole, 1.0, features, units) / PRECISION) ** 2
