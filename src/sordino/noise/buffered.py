@@ -153,7 +153,7 @@ class BufferedReleases(Releases):
     def explanation(self, noise_multiplier: float, probe_multipliers: Sequence[float]) -> str | None:
         size = self._size(0)
         visits, moved = -(-size // self.apart), self.decays.sensitivity(size, self.apart)
-        again = "" if self.steps == self.block else ", after which the noise begins anew"
+        again = "" if self.steps == self.block else ", after which the noise begins anew,"
         return (
             f"noise of multiplier {noise_multiplier:.6g}, related over all of {size} steps{again} by a Toeplitz matrix "
             f"whose column is a sum of {len(self.decays.rates)} decays; a unit takes part once in any {self.apart} "
