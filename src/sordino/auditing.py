@@ -356,7 +356,7 @@ def _observe(setting: _Setting, seed: int | None, present: bool, seen: _Seen) ->
 def _follow(setting: _Setting, gate: ExampleGate, note: Any) -> None:
     """The steps of the method, as in training: how often it asks, and when the threshold moves, is its own matter."""
     method, theta = setting.method, gate.theta.zero_()
-    plan = gate.terms.numbers(len(theta), setting.steps, gate.engine.vector.size)
+    plan = gate.terms.numbers(gate.engine.vector, setting.steps)
     step_state, rate_state = method.step.start(theta, plan), method.rate.start(plan, theta)
     for step in range(setting.steps):
         rate = partial(method.rate.rate, step, rate_state)
