@@ -467,8 +467,8 @@ def test_thresholds_stay() -> None:
             composed(Buffered(), clip)
         with pytest.raises(ValueError, match="moves its threshold"):
             Terms(clip, Buffered(), FixedOrder(10), 100, 50)
-    for clip in (Fixed(1.0), Normalised(), PerLayer(1.0)):
-        assert composed(Buffered(3), clip).noise == Buffered(3)
+    for stays in (Fixed(1.0), Normalised(), PerLayer(1.0)):
+        assert composed(Buffered(3), stays).noise == Buffered(3)
     releases, draw = buffered(10, 5), GaussianNoise(Streams.from_seed(1))
     state = releases.start()
     releases.add_(torch.zeros(3), draw, 1.0, 1.0, 0, state)
