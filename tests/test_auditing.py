@@ -70,6 +70,17 @@ def test_banded_noise_stays_below_its_claim(clip: str, how: dict[str, Any]) -> N
     stands(audited(method_named("composed", settings), releases=9, noise_multiplier=0.5, **how))
 
 
+@pytest.mark.parametrize("noise", ["buffered", "buffered:2,horizon=4"])
+@pytest.mark.parametrize(
+    "how",
+    [{"sampling": "fixed-order"}, {"sampling": "shuffled", "unit": "user"}, {"federated": True}],
+    ids=str,
+)
+def test_buffered_noise_stays_below_its_claim(noise: str, how: dict[str, Any]) -> None:
+    settings = {"clip": "fixed:1.0", "rate": "constant:0.1", "noise": noise}
+    stands(audited(method_named("composed", settings), releases=9, noise_multiplier=1.0, **how))
+
+
 @pytest.mark.parametrize("method", ["dp-sgd", "oso", "dp-ftrl"])
 @pytest.mark.parametrize("how", [{"unit": "user"}, {"federated": True}], ids=["groups", "federation"])
 def test_users_and_clients_stay_below_their_claim(method: str, how: dict[str, Any]) -> None:

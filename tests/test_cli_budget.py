@@ -197,6 +197,22 @@ def test_bands_are_chosen_for_a_budget() -> None:
     assert "a unit takes part once in 16 steps at most, 125 times in 2000" in text
 
 
+def test_buffers() -> None:
+    plan = ("--mechanism", "buffered", "--steps", 2000, "--sampling-rate", 0.005, "--sampling", "disjoint")
+    found = ask("noise", *plan, "--delta", 1e-5, "--epsilon", 3)
+    assert (found["buffers"], found["participations"], found["amplification"]) == (2, 10, False)
+    assert found["zcdp_rho"] == pytest.approx(
+        found["sensitivity"] ** 2 / (2 * found["noise_multiplier"] ** 2)
+    )
+    one = ask("noise", "--steps", 1, "--delta", 1e-5, "--epsilon", 3)
+    assert found["noise_multiplier"] == pytest.approx(
+        one["noise_multiplier"] * found["sensitivity"], rel=1e-4
+    )
+    text = run("noise", *plan, "--delta", 1e-5, "--epsilon", 3).stdout
+    assert "buffered noise, 2 decaying sums" in text
+    assert "once in 200 steps, 10 times in 2000: sensitivity 6.3" in text
+
+
 def test_people_get_a_few_lines_with_epsilon_rounded_up() -> None:
     result = run("epsilon", "--noise-multiplier", 1.5, "--steps", 2250, "--accountant", "rdp", *POISSON)
     assert result.exit_code == 0
@@ -245,6 +261,14 @@ def test_people_get_a_few_lines_with_epsilon_rounded_up() -> None:
         (("epsilon", *BANDED, "--noise-multiplier", 1, "--bands", 201), "use at most 200 bands"),
         (("epsilon", *BANDED, "--noise-multiplier", 1, "--epochs", 2), "--epochs needs --mechanism tree"),
         (("steps", *BANDED[:2], "--epsilon", 1, "--delta", 1e-5), "cannot count the steps of bands"),
+        (
+            ("steps", "--mechanism", "buffered", "--epsilon", 1, "--delta", 1e-5),
+            "cannot count the steps of buffers",
+        ),
+        (
+            ("noise", "--mechanism", "buffered", *BANDED[2:], "--epsilon", 1),
+            "give --sampling disjoint, or use --mechanism banded",
+        ),
         (("epsilon", *TREE[:4], "--noise-multiplier", 1), "--epochs is missing"),
         (("epsilon", *TREE, "--noise-multiplier", 1, "--epochs", 0), "--epochs must be positive"),
         (("epsilon", *TREE, "--noise-multiplier", 1, "--restart-every", 0), "--restart-every must be"),

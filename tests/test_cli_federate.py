@@ -138,6 +138,18 @@ def test_banded_noise_has_clients_by_turns_or_apart(here: Path, monkeypatch: Any
         assert any("banded matrix" in line for line in certificate["assumptions"])
 
 
+def test_buffered_noise_has_clients_apart_or_in_one_order(here: Path, monkeypatch: Any, capsys: Any) -> None:
+    changes = ["--server", "sgdm", "--set", "noise=buffered:2", "--set", "threshold=0.1", "--out"]
+    in_order = summary_of(monkeypatch, capsys, *changes, "order", *NOISY)
+    apart = summary_of(monkeypatch, capsys, *changes, "apart", "--participation", "separated:2", *NOISY)
+    assert (in_order["participation"]["kind"], apart["participation"]["kind"]) == ("Shuffled", "Separated")
+    for name, summary in (("order", in_order), ("apart", apart)):
+        assert summary["noise"] == {"kind": "Buffered", "buffers": 2, "horizon": None}
+        certificate = json.loads((here / name / "certificate.json").read_text())
+        assert recompute(certificate).epsilon == summary["epsilon"] > 0
+        assert any("is a sum of" in line for line in certificate["assumptions"])
+
+
 def test_settings_reach_what_they_are_about(here: Path, monkeypatch: Any, capsys: Any) -> None:
     summary = summary_of(
         monkeypatch, capsys,

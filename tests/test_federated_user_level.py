@@ -205,5 +205,13 @@ def test_prices_of_ways_to_take_part() -> None:
     )
     assert bands.summary["noise"] == {"kind": "Banded", "bands": 4}
     assert bands.epsilon == ordered.epsilon  # whose sums are noisier
+    kept = private(
+        clip=sd.Fixed(0.1), participation=sd.Separated(3, separation=3), rounds=8, noise=sd.Buffered()
+    )
+    assert kept.summary["noise"] == {"kind": "Buffered", "buffers": 4, "horizon": None}
+    moved = sd.Buffered().over(sd.Separated(3, separation=3), 20, 8).decays.sensitivity(8, 4)  # type: ignore[attr-defined]
+    assert kept.certificate["events"]["noise_multiplier"] == 1 / moved > 1 / np.sqrt(10)
+    with pytest.raises(ValueError, match="Quantile moves its threshold"):
+        private(clip=None, participation=sd.Separated(3, separation=3), rounds=8, noise=sd.Buffered())
     # Two visits at distance 4 in a tree of 8: 1 + 1 nodes at heights 0, 1, 2 and 4 at the root.
     assert tree.certificate["events"]["noise_multiplier"] == pytest.approx(1 / np.sqrt(10))

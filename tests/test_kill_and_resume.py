@@ -54,6 +54,10 @@ MORE_FEDERATIONS = {
     "dp-fedavg-banded": [
         "--noise-multiplier", "1", "--delta", "1e-3", "--accountant", "rdp", "--set", "noise=banded:5",
     ],
+    "dp-fedavg-buffered": [
+        "--noise-multiplier", "1", "--delta", "1e-3", "--accountant", "rdp", "--set", "noise=buffered:3,horizon=15",
+        "--set", "threshold=0.1", "--participation", "separated:3",
+    ],
     "dp-fedavg-separated": [
         "--server", "dp-ftrl", "--noise-multiplier", "1", "--delta", "1e-3", "--accountant", "rdp",
         "--participation", "separated:3",

@@ -44,6 +44,7 @@ CENTRAL = [
     ("oso", {}),
     ("dp-ftrl", {}),
     ("composed", {"clip": "fixed:1.0", "rate": "constant:0.1", "noise": "banded:3"}),
+    ("composed", {"clip": "fixed:1.0", "rate": "constant:0.1", "noise": "buffered"}),
     ("auto", {}),
     ("dp-adam", {}),
     ("composed", {"clip": "quantile"}),

@@ -69,6 +69,7 @@ if TYPE_CHECKING:
     from sordino.methods import oso as oso
     from sordino.methods import sgd as sgd
     from sordino.noise import Banded as Banded
+    from sordino.noise import Buffered as Buffered
     from sordino.noise import Gaussian as Gaussian
     from sordino.noise import Tree as Tree
     from sordino.own_loop import PrivateLoop as PrivateLoop
@@ -118,6 +119,7 @@ _HOMES = {
     "Adam": "sordino.steps",
     "AdamWithoutSecondMoments": "sordino.steps",
     "Banded": "sordino.noise",
+    "Buffered": "sordino.noise",
     "Before": "sordino.runs.before",
     "Budget": "sordino.privacy",
     "Column": "sordino.data",

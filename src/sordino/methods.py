@@ -35,7 +35,7 @@ class Method:
         clip: The clipping policy: how much a unit may say.
         step: The step rule: how gradients move theta.
         rate: The rate controller: how far.
-        noise: The mechanism: ``Gaussian()``, ``Banded()`` or ``Tree()``.
+        noise: The mechanism: ``Gaussian()``, ``Banded()``, ``Buffered()`` or ``Tree()``.
         average: The share of the run that an exponential average of the iterates looks back over (None
             for none), and 1 is the plain average of all of them, from the first: online-to-batch conversion.
             It is free post-processing, and when it is on, it is the model that comes out.
@@ -123,7 +123,7 @@ def method(
         step: ``Sgd``, ``Adam``, ``AdamWithoutSecondMoments``, ``Extrapolation`` or ``Ftrl``.
         rate: ``Constant``, ``Scheduled``, ``Tolerance``, ``Hypergradient``, ``Travel`` or
             ``DistanceOverGradients``.
-        noise: ``Gaussian()``, the default, ``Banded()`` or ``Tree()``.
+        noise: ``Gaussian()``, the default, ``Banded()``, ``Buffered()`` or ``Tree()``.
         average: The share of the run that an average of the iterates looks back over; 1 is the average of
             all.
         name: What run.json calls it.

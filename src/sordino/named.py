@@ -37,6 +37,9 @@ NOISES = Registry(
     "noise mechanism",
     {
         "banded": Entry("noise:Banded", "noise that the next steps take back in part", takes="bands"),
+        "buffered": Entry(
+            "noise:Buffered", "noise that all later steps take back, in the memory of a few", takes="buffers"
+        ),
         "gaussian": Entry("noise:Gaussian", "fresh noise in each step"),
         "tree": Entry("noise:Tree", "the tree aggregation of DP-FTRL", takes="restart_every"),
     },

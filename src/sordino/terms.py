@@ -171,7 +171,13 @@ class Terms:
 
 
 def check_together(clip: ClippingPolicy, noise: Mechanism) -> None:
-    """Raise ValueError where a threshold would follow gradients that this noise does not let be compared."""
+    """Raise ValueError where this noise needs a threshold that stays, or gradients that are not compared, and gets
+    another."""
+    if clip.adapts and not noise.moving:
+        raise ValueError(
+            f"{type(clip).__name__} moves its threshold, and the noise of {type(noise).__name__} is priced for one "
+            "that stays: use a Fixed or Normalised threshold, or Banded noise"
+        )
     if clip.compares_gradients and not noise.comparable:
         raise ValueError(
             f"{type(clip).__name__} compares gradients of different batches, and the noise of {type(noise).__name__} "

@@ -41,6 +41,7 @@ AS_PRINTED = "as printed, not a guarantee"
 class Mechanism(StrEnum):
     gaussian = "gaussian"
     banded = "banded"
+    buffered = "buffered"
     tree = "tree"
 
 
@@ -72,8 +73,8 @@ def _tree_option(text: str, *flags: str, **more: Any) -> Any:
 MechanismOption = Annotated[
     Mechanism,
     typer.Option(
-        help="gaussian: fresh noise in each step. banded: noise that the next steps take back in part. tree: the tree "
-        "aggregation of DP-FTRL."
+        help="gaussian: fresh noise in each step. banded: noise that the next steps take back in part. buffered: "
+        "noise that all later steps take back, for --sampling disjoint. tree: the tree aggregation of DP-FTRL."
     ),
 ]
 NoiseOption = Annotated[
@@ -270,16 +271,17 @@ def steps(
     conversion: ConversionOption = Conversion.improved,
     as_json: JsonOption = False,
 ) -> None:
-    """The most steps that stay within a budget, given the noise. Not for trees or bands."""
+    """The most steps that stay within a budget, given the noise. Not for trees, bands or buffers."""
     from sordino.privacy import Budget, price, steps_for
 
     if mechanism is Mechanism.tree:
         raise ValueError(
             "budget steps cannot count the steps of trees: try --epochs with budget epsilon --mechanism tree"
         )
-    if mechanism is Mechanism.banded:
+    if mechanism in (Mechanism.banded, Mechanism.buffered):
+        what = "bands" if mechanism is Mechanism.banded else "buffers"
         raise ValueError(
-            "budget steps cannot count the steps of bands: try --steps with budget epsilon --mechanism banded"
+            f"budget steps cannot count the steps of {what}: try --steps with budget epsilon --mechanism {mechanism}"
         )
     budget = Budget(_given(epsilon, "--epsilon"), _given(delta, "--delta"))
     z = _given(noise_multiplier, "--noise-multiplier")
@@ -345,6 +347,8 @@ def _plan(
         raise ValueError(f"{flag} needs --mechanism tree: without it give --steps and --sampling-rate")
     if mechanism is Mechanism.banded:
         return _banded_plan(plain, bands or "auto", budget)
+    if mechanism is Mechanism.buffered:
+        return _buffered_plan(plain)
     return _plain_plan(plain)
 
 
@@ -437,6 +441,37 @@ def _banded_plan(flags: _PlainFlags, bands: str, budget: Budget | None) -> _Plan
         f"a unit takes part once in {apart} steps at most, {turns} times in {steps}",
     ]
     inputs = {"sampling_rate": rate, "steps": steps, "bands": bands}
+    return _Plan(lambda z: releases.cost(steps, z, ()), inputs, facts, lines)
+
+
+def _buffered_plan(flags: _PlainFlags) -> _Plan:
+    from sordino.data.sampling import FixedOrder
+    from sordino.noise.buffered import Buffered, BufferedReleases
+
+    steps, rate = _at_least("--steps", flags.steps, 1), _rate(flags.sampling_rate)
+    if rate < 1 and flags.sampling is not Sampling.disjoint:
+        raise ValueError(
+            "buffered noise is not amplified by sampling: give --sampling disjoint, or use --mechanism banded"
+        )
+    per_epoch = _batches_per_epoch(rate)
+    releases = Buffered().over(FixedOrder(1), per_epoch, steps)
+    assert isinstance(releases, BufferedReleases)
+    moved, buffers = releases.decays.sensitivity(steps, per_epoch), len(releases.decays.rates)
+    facts = {
+        "mechanism": "buffered",
+        "sampling": "disjoint" if rate < 1 else "none",
+        "sampling_rate": rate,
+        "amplification": False,
+        "buffers": buffers,
+        "participations": -(-steps // per_epoch),
+        "sensitivity": moved,
+    }
+    visits = facts["participations"]
+    lines = [
+        f"buffered noise, {buffers} decaying sums of earlier noise; the same order every epoch; no amplification",
+        f"a unit takes part once in {per_epoch} steps, {visits} times in {steps}: sensitivity {moved:.6g}",
+    ]
+    inputs = {"sampling_rate": rate, "steps": steps}
     return _Plan(lambda z: releases.cost(steps, z, ()), inputs, facts, lines)
 
 

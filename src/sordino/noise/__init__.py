@@ -1,6 +1,7 @@
 """Noise mechanisms and the randomness they draw from."""
 
 from sordino.noise.banded import Banded
+from sordino.noise.buffered import Buffered
 from sordino.noise.gaussian import GaussianNoise
 from sordino.noise.independent import Gaussian, joint_split
 from sordino.noise.mechanism import Known, Mechanism, Releases
@@ -9,6 +10,7 @@ from sordino.noise.tree import Tree
 
 __all__ = [
     "Banded",
+    "Buffered",
     "Gaussian",
     "GaussianNoise",
     "Known",

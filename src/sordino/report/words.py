@@ -169,6 +169,8 @@ def _privacy(run: Account) -> Iterator[Setting]:
         )
         if kind == "Banded":
             yield "noise is related over", _many(run.noise.get("bands"), "step")
+        if kind == "Buffered":
+            yield "earlier noise is kept in", f"{_many(run.noise.get('buffers'), 'buffer')} at most"
         if kind == "Tree":
             every = run.noise.get("restart_every")
             yield "trees", "one" if every is None else f"a new one every {_many(every, 'epoch')}"
