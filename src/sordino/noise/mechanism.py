@@ -1,7 +1,7 @@
 """What a noise mechanism is: the noise of a whole sequence of releases, and what that sequence costs.
 
-Independent noise is one case, the tree another and banded matrices a third; further correlated noise is one more file
-with these two classes.
+Independent noise is one case, the tree another, banded matrices a third and decaying sums a fourth; further correlated
+noise is one more file with these two classes.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ class Mechanism(ABC):
     sampling = "poisson"  # how batches are formed unless somebody says otherwise
 
     comparable = True  # gradients may be compared with one another, to move a threshold
+    moving = True  # its price holds for thresholds that move
 
     def planned(self, steps: int, per_epoch: int, known: Known | None = None) -> Mechanism:
         """This mechanism with what was left open settled for a run of so many steps, by what is ``known`` of it."""
@@ -88,7 +89,7 @@ class Releases(ABC):
 
     @abstractmethod
     def gathered(self, steps: int) -> float:
-        """The std of the noise in the sum of the first ``steps`` releases, if multiplier and thresholds are all 1."""
+        """The std of the noise in the sum of the first ``steps`` releases, where multiplier and thresholds are 1."""
 
     def explanation(self, noise_multiplier: float, probe_multipliers: Sequence[float]) -> str | None:
         """Where the events of a certificate come from, if they do not speak for themselves."""
