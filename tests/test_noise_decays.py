@@ -133,7 +133,8 @@ def test_four_buffers_are_as_good_as_the_best_column_where_a_unit_takes_part_onc
 
 @pytest.mark.parametrize(
     ("visits", "buffered", "banded", "dense", "trees", "kept"),
-    [(5, 8.1466, 7.84910, 9.4216, 13.026, 3), (10, 12.8942, 12.26658, 16.5068, 19.880, 2), (20, 21.374, 20.20669, 30.5965, 30.971, 2),
+    [(5, 8.1466, 7.84910, 9.4216, 13.026, 3), (10, 12.8942, 12.26658, 16.5068, 19.880, 2),
+     (20, 21.374, 20.20669, 30.5965, 30.971, 2),
      (100, 81.699, 77.82086, 143.750, 97.357, 1)],
 )  # fmt: skip
 def test_where_units_return_sums_are_a_little_noisier_than_with_bands_for_far_less_memory(
