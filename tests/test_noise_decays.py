@@ -83,7 +83,7 @@ def test_no_pattern_moves_more_and_one_moves_as_much(decays: Decays, steps: int,
         worst = max(worst, float(np.linalg.norm(columns @ signs, axis=0).max()))
         worst = max(worst, float(np.linalg.norm(columns @ directions)))
     assert worst <= claimed
-    assert worst == pytest.approx(claimed, rel=1e-8)
+    assert worst == pytest.approx(claimed, rel=1e-7)
 
 
 def test_a_column_that_rises_could_move_more_than_the_formula_says() -> None:
@@ -132,12 +132,13 @@ def test_four_buffers_are_as_good_as_the_best_column_where_a_unit_takes_part_onc
 
 
 @pytest.mark.parametrize(
-    ("visits", "buffered", "banded", "dense", "kept"),
-    [(5, 8.1466, 7.84910, 9.4216, 3), (10, 12.8942, 12.26658, 16.5068, 2), (20, 21.374, 20.20669, 30.5965, 2),
-     (100, 81.699, 77.82086, 143.750, 1)],
+    ("visits", "buffered", "banded", "dense", "trees", "kept"),
+    [(5, 8.1466, 7.84910, 9.4216, 13.026, 3), (10, 12.8942, 12.26658, 16.5068, 19.880, 2),
+     (20, 21.374, 20.20669, 30.5965, 30.971, 2),
+     (100, 81.699, 77.82086, 143.750, 97.357, 1)],
 )  # fmt: skip
 def test_where_units_return_sums_are_a_little_noisier_than_with_bands_for_far_less_memory(
-    visits: int, buffered: float, banded: float, dense: float, kept: int
+    visits: int, buffered: float, banded: float, dense: float, trees: float, kept: int
 ) -> None:
     apart = STEPS // visits
     decays = best_decays(4, STEPS, apart)
@@ -150,7 +151,10 @@ def test_where_units_return_sums_are_a_little_noisier_than_with_bands_for_far_le
     root = error(column, STEPS) / float(np.linalg.norm(column)) * float(np.linalg.norm(overlapping))
     assert root == pytest.approx(dense, rel=2e-5)
     assert found < root
-    assert found < 0.9 * math.sqrt(noise_of_sums(Tree().planned(STEPS, apart), STEPS, apart))
+    assert math.sqrt(noise_of_sums(Tree().planned(STEPS, apart), STEPS, apart)) == pytest.approx(
+        trees, rel=1e-4
+    )
+    assert found < 0.9 * trees
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ import numpy as np
 from sordino.noise.toeplitz import Array
 
 MOST_STEPS = 10**7  # that one column may have: seconds, and 80 MB for each buffer
-_ROUNDING = 1e-9  # relative, and more than sums of so many positive numbers are off
+_ROUNDING = 1e-8  # relative, and more than sums of so many positive numbers are off
 _NEARLY = 1.001  # a buffer that makes sums less noisy by less than this is left out
 
 
