@@ -78,7 +78,7 @@ def turns(run: sd.Run) -> int:
     """How often one unit may take part: once in as many batches as there are bands."""
     batches, bands = run.summary["batches"], run.summary["method"]["noise"]["bands"]
     assert bands == 3
-    return -(-batches // bands)
+    return int(-(-batches // bands))
 
 
 # When -------------------------------------------------------------------------------------------------------
