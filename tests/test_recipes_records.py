@@ -12,6 +12,7 @@ import pytest
 
 import sordino.named as named
 from conftest import sordino
+from sordino.models import default_features
 from sordino.recipes import LISTED, RECIPES
 from sordino.recipes import records as study
 from sordino.recipes.frame import Job, Report, Result
@@ -21,7 +22,7 @@ from sordino.recipes.one_run_tasks import prepared, task_rows
 def answered(job: Job) -> Result:
     if job.function is prepared:
         return {"seconds": 90.0, "rows": 60_000, "threads": 1}
-    scattered = job.settings["features"] == "scattering"
+    scattered = (job.settings["features"] or default_features(job.settings["data"])) == "scattering"
     said = {"features": "scattering" if scattered else None, "model": "linear" if scattered else "cnn"}
     sizes = {"parameters": 39_700, "threads": 1, "minutes": 0.5, "epsilon": job.settings["epsilon"]}
     return {**said, **sizes, "accuracy": (0.985 if scattered else 0.97) + 0.001 * job.settings["seed"]}
@@ -48,8 +49,8 @@ def test_it_reports(quick: bool) -> None:
     asked, report = reported(quick)
     assert "records" in LISTED
     assert len({job.key for job in asked}) == len(asked), "no job is asked for twice"
-    # Two ways; three data sets at three epsilons each, and two epsilons more that were published.
-    assert len(asked) == 3 + 2 * (3 * 3 + 2) * (3 if quick else 5)
+    # Three data sets at three epsilons each, and two epsilons more that were published; features are there anyway.
+    assert len(asked) == 3 + (3 * 3 + 2) * (3 if quick else 5)
     for table in report.tables:
         assert all(len(row) == len(table.columns) for row in table.rows)
 
@@ -88,11 +89,13 @@ def test_parts() -> None:
 
 
 def test_what_stands_there_anyway_is_no_other_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert study.ways("mnist") == ["nothing set", "--features scattering"]
-    entry = named.DATA_SETS.entries["mnist"]
-    with_features = replace(entry, facts={**entry.facts, "features": "scattering"})
-    monkeypatch.setitem(named.DATA_SETS.entries, "mnist", with_features)
     assert study.ways("mnist") == ["nothing set"]
+    entry = named.DATA_SETS.entries["mnist"]
+    without_features = replace(entry, facts={"model": entry.facts["model"]})
+    monkeypatch.setitem(named.DATA_SETS.entries, "mnist", without_features)
+    assert study.ways("mnist") == ["nothing set", "--features scattering"]
+    asked, _ = reported(quick=True, only=("mnist", "eps=1"))
+    assert len(asked) == 1 + 2 * 3
 
 
 @pytest.mark.parametrize("features", ["", "scattering"])

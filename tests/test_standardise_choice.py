@@ -76,9 +76,9 @@ def same(one: sd.Run, other: sd.Run) -> bool:
 
 def turns(run: sd.Run) -> int:
     """How often one unit may take part: once in as many batches as there are bands."""
-    bands = run.summary["method"]["noise"]["bands"]
+    batches, bands = run.summary["batches"], run.summary["method"]["noise"]["bands"]
     assert bands == 3
-    return -(-int(run.summary["batches"]) // 3)
+    return int(-(-batches // bands))
 
 
 # When -------------------------------------------------------------------------------------------------------

@@ -248,14 +248,15 @@ def _setting(
         raise ValueError(f"a run has at least 1 release, not {releases}")
     if unit not in ("example", "user"):
         raise ValueError(f"the unit is example or user, not {unit!r}")
-    how = _sampling(
-        sampling or ("poisson" if method.noise.sampling == "poisson" else "fixed-order"),
-        sampling_rate,
-        method.noise.independent,
-    )
-    per_epoch = how.steps_per_epoch(UNITS)
-    steps, calls = (releases, releases) if federated else method.step.steps(releases, per_epoch)
-    noise = method.noise.planned(calls, per_epoch, Known(how, UNITS, budget, _PARAMETERS))
+    name = sampling or ("poisson" if method.noise.sampling == "poisson" else "fixed-order")
+    # Of how many bands a plan has, one may be the best: then batches are those of independent noise.
+    for independent in (method.noise.independent, True):
+        how = _sampling(name, sampling_rate, independent)
+        per_epoch = how.steps_per_epoch(UNITS)
+        steps, calls = (releases, releases) if federated else method.step.steps(releases, per_epoch)
+        noise = method.noise.planned(calls, per_epoch, Known(how, UNITS, budget, _PARAMETERS))
+        if noise.independent == independent:
+            break
     how = noise.dealt(how, UNITS)
     terms = Terms(method.clip, noise, how, UNITS, calls)
     terms, delta = terms.within(budget, noise_multiplier, delta, "auto")
