@@ -119,7 +119,7 @@ def test_bounds_are_public_numbers_that_clip_and_scale() -> None:
     at[:, 2] = 4
     np.testing.assert_array_equal(private.predict_proba(far), private.predict_proba(at))
     with pytest.warns(UserWarning, match="no bounds were given, so nothing is scaled"):
-        classifier(bounds=None, method="dp-dog").fit(X, Y)
+        classifier(bounds=None, method="dp-sgd").fit(X, Y)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         classifier(bounds=None).fit(X, Y)  # whose method standardises

@@ -54,11 +54,25 @@ def test_images_without_a_channel_are_grey_and_small_ones_are_refused() -> None:
         Scattering().shape((64,))
 
 
+@pytest.mark.parametrize(("colours", "size", "outer"), [(1, 28, (7, 4)), (3, 32, (8, 4)), (1, 8, (2, 1))])
+def test_photographs_and_their_mirror_images_have_the_same_features(
+    colours: int, size: int, outer: tuple[int, int]
+) -> None:
+    features, rows = Scattering(mirrored=True), torch.rand(2, colours, size, size)
+    assert features.name == "scattering,mirrored=true"
+    assert features.shape((colours, size, size)) == (81 * colours, *outer)
+    assert features(rows).shape[1:] == features.shape((colours, size, size))
+    torch.testing.assert_close(features(rows), features(rows.flip(3)))
+    plain = Scattering()
+    whole = (plain(rows) + plain(rows.flip(3))) / 2
+    torch.testing.assert_close(features(rows), whole[..., : outer[1]])
+
+
 def test_an_image_is_normalised_by_itself_and_whatever_stands_beside_it() -> None:
     rows = torch.rand(4, 3, 16, 16)
     found = Scattering()(rows)
-    groups = found.reshape(4, 81, 3, *found.shape[2:])
-    torch.testing.assert_close(groups.mean((2, 3, 4)), torch.zeros(4, 81), rtol=0, atol=1e-5)
+    groups = found.reshape(4, 27, 9, *found.shape[2:])
+    torch.testing.assert_close(groups.mean((2, 3, 4)), torch.zeros(4, 27), rtol=0, atol=1e-5)
     spread = groups.flatten(2).var(2, unbiased=False)
     assert 0.99 < float(spread.max()) < 1.001  # weak groups have less
     others = torch.cat([rows[:1], 100 * torch.rand(3, 3, 16, 16)])

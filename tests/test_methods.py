@@ -66,8 +66,13 @@ def test_a_method_describes_itself(name: str) -> None:
     described = method_named(name).describe()
     assert json.loads(json.dumps(described))["name"] == name
     assert ("learning_rate" in described["needs"]) == (
-        name not in ("adadp", "adam-wosm", "auto", "composed", "dp-dog")
+        name not in ("adadp", "adam-wosm", "auto", "composed", "dp-dog", "oso")
     )
+
+
+def test_oso_asks_for_a_rate_only_where_one_is_given() -> None:
+    assert method_named("oso").describe()["needs"] == []
+    assert method_named("oso", {"learning_rate": 0.3}).describe()["needs"] == ["learning_rate"]
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -123,7 +128,7 @@ NOISES = [Gaussian(), Tree(), Tree(efficient=False, restart_every=1, completion=
 RATES = [Constant(0.1), Scheduled(0.1), Tolerance(), Hypergradient(), DistanceOverGradients(), Travel()]
 NEED_A_THRESHOLD, MOVE_A_THRESHOLD = (Fixed, PerLayer), (Quantile, Online)
 NEED_A_RATE, MOVE_A_RATE = (
-    (Constant, Scheduled, Hypergradient),
+    (Constant, Scheduled),
     (Tolerance, Hypergradient, DistanceOverGradients, Travel),
 )
 

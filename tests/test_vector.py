@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import copy
 import io
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -330,22 +331,35 @@ def test_the_size_of_parameters_follows_from_their_shapes() -> None:
 
 
 def test_the_sizes_of_parameters_one_by_one() -> None:
-    """1/sqrt(fan-in) of each, and a bias has that of its weights; of vectors without any it is that of all."""
+    """sqrt(3) times the root mean square of weights; a bias has that of its weights, other vectors the least."""
     model: Any = nn.Sequential(nn.Conv2d(3, 8, 5), nn.LayerNorm(4), nn.Linear(4, 2))
     model[2].bias.requires_grad_(False)
     vector = ParameterVector(model)
     counts, sizes = zip(*vector.sizes, strict=True)
     assert counts == tuple(slot.stop - slot.start for slot in vector.slots) == (600, 8, 4, 4, 8)
-    assert sizes == pytest.approx([75**-0.5, 75**-0.5, vector.size, vector.size, 0.5])
+    conv, linear = (math.sqrt(3 * float(model[at].weight.square().mean())) for at in (0, 2))
+    assert sizes == pytest.approx([conv, conv, min(conv, linear), min(conv, linear), linear])
+    assert conv == pytest.approx(75**-0.5, rel=0.1)  # what torch starts it with
     assert vector.layers == 2
-    # Of two weights a bias stands beside the first; a parameter of no numbers has the size of all.
+    # Of two weights a bias stands beside the first.
     recurrent = ParameterVector(nn.LSTM(9, 4))
-    assert recurrent.sizes == ((144, 1 / 3), (64, 0.5), (16, 1 / 3), (16, 1 / 3))
+    first, second = (size for _, size in recurrent.sizes[:2])
+    assert recurrent.sizes == ((144, first), (64, second), (16, first), (16, first))
     assert recurrent.layers == 2
-    model = nn.Module()
+
+
+def test_weights_that_are_all_but_nothing_have_the_size_of_their_shape() -> None:
+    model: Any = nn.Module()
     model.none, model.weight = nn.Parameter(torch.zeros(0, 3)), nn.Parameter(torch.zeros(2, 4))
     model.scale = nn.Parameter(torch.tensor(1.0))
-    assert ParameterVector(model).sizes == ((0, 0.5), (8, 0.5), (1, 0.5))
+    assert ParameterVector(model).sizes == ((0, 1.0), (8, 0.5), (1, 1.0))
+    tiny = nn.Linear(4, 2, bias=False)
+    with torch.no_grad():
+        tiny.weight.fill_(1e-9)
+    assert ParameterVector(tiny).sizes == ((8, pytest.approx(0.05)),)
+    with torch.no_grad():
+        tiny.weight.fill_(2.0)
+    assert ParameterVector(tiny).sizes == ((8, pytest.approx(2 * math.sqrt(3))),), "scales of its own"
     norm = ParameterVector(nn.LayerNorm(4))
     assert norm.sizes == ((4, 0.1), (4, 0.1))
     assert norm.layers == 1

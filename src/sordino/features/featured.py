@@ -35,7 +35,7 @@ def features_named(text: str) -> Frozen | None:
     """What --features names: `none`, `scattering`, `sentence-transformers:NAME_OR_PATH`, or MODULE:CALLABLE.
 
     >>> features_named("scattering")
-    Scattering(normalised=True)
+    Scattering(normalised=True, mirrored=False)
     """
     head, colon, rest = text.partition(":")
     if head == "sentence-transformers":

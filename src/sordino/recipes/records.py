@@ -114,7 +114,7 @@ def others_published(data: str) -> list[float]:
 
 def ways(data: str) -> list[str]:
     """What can be set; naming what stands there anyway is no other way."""
-    default = _front(data, "")
+    default = (_front(data, "") or "").partition(",")[0]
     return [way for way, features in WAYS.items() if not features or features != default]
 
 
