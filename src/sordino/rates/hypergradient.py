@@ -22,7 +22,7 @@ class Hypergradient(RateController):
 
     Args:
         learning_rate: Where it starts; in T steps it moves by at most e^(speed T). None starts where `Travel`
-            does, D / (|g| sqrt(T)) by the first gradient.
+            does, ``D / (|g| sqrt(T))`` by the first gradient.
         speed: How far it moves in a step.
         update_by: ``"sign"``: rate <- rate * exp(speed * sign<g_t, u_(t-1)>); ``"cosine"``: rate <- rate
             * (1 + speed * cos), the paper's eq. 19.
