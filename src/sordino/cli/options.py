@@ -98,7 +98,7 @@ Standardise = Annotated[
     typer.Option(
         metavar="none|private|public:MEAN,STD",
         help="Offset and deviation of every input: none, estimated for a part of --epsilon, or said. By default "
-        "private for the default method, where inputs are numbers.",
+        "private for auto, adadp, oso and dp-dog, where inputs are numbers.",
     ),
 ]
 Settings = Annotated[

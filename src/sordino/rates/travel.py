@@ -33,9 +33,9 @@ class Travel(RateController):
     sum of all steps counts.
 
     Args:
-        travel: How far a run may lead, in times of the norm that weights of such shapes have at
-            1/sqrt(fan-in). None follows from the number of layers L, 3.5 / L^0.75, and in a linear model,
-            where no layer blows up the noise of another, from how little noise there is.
+        travel: How far a run may lead, in times of the norm that parameters of these sizes have. None follows
+            from the number of layers L, 3.5 / L^0.75, and in a linear model, where no layer blows up the noise
+            of another, from how little noise there is.
 
     Guarantee: post-processing of released gradients, which costs no privacy.
 

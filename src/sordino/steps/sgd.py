@@ -17,7 +17,7 @@ class Sgd(StepRule):
 
     Args:
         momentum: Of the heavy ball, in [0, 1); 0 is plain SGD.
-        by_layer: The rate of each parameter is the rate times its size over the typical one, 1/sqrt(fan-in): then
+        by_layer: The rate of each parameter is the rate times its size in the beginning over the typical one: then
             noise disturbs all layers alike, relative to their weights.
 
     Guarantee: post-processing of released gradients, which costs no privacy.
