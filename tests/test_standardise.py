@@ -24,11 +24,13 @@ from sordino.privacy import Budget, compose, gaussian, price
 from sordino.standardise import plan as plans
 from sordino.standardise.moments import (
     BINS,
+    CELLS,
     FEWEST,
     FLOOR,
     FLOOR_OF_SPARSE,
     HIGHEST,
     LOWEST,
+    are_sparse,
     centres,
     counted,
     deviations,
@@ -41,9 +43,9 @@ from sordino.standardise.plan import (
     DISTANCES,
     LEAST_SHARE,
     MAGNITUDES,
-    MEANS,
     MOST_SHARE,
     PARTS,
+    PLACES,
     SPREADS,
     TOO_NOISY,
     MomentsPlan,
@@ -51,9 +53,9 @@ from sordino.standardise.plan import (
     noise_of_moments,
     planned_moments,
 )
-from sordino.standardise.standardiser import Look, Standardiser, cut_off, magnitudes, sums_within
+from sordino.standardise.standardiser import Look, Standardiser, cut_off, located, magnitudes, sums_within
 
-RELEASES = (MAGNITUDES, MEANS, DISTANCES, SPREADS)
+RELEASES = (MAGNITUDES, PLACES, DISTANCES, SPREADS)
 NAN, INF = math.nan, math.inf
 
 
@@ -81,32 +83,42 @@ def looks(features: int) -> dict[int, Look]:
     scale = torch.pow(2.0, torch.arange(features) % 5 - 2).double()
     return {
         MAGNITUDES: partial(magnitudes, torch.zeros(features).double()),
-        MEANS: partial(sums_within, torch.zeros(features).double(), scale, 1),
+        PLACES: partial(located, scale),
         DISTANCES: partial(magnitudes, centre),
-        SPREADS: partial(sums_within, centre, scale, 2),
+        SPREADS: partial(sums_within, centre, scale),
     }
 
 
 # What is summed ---------------------------------------------------------------------------------------------
 
 
-def plain_counts(rows: list[list[list[float]]], centre: list[float], weights: list[float]) -> list[float]:
-    found = [0.0] * (len(centre) * BINS)
+def plain_counts(
+    rows: list[list[list[float]]], bins: int, bin_of: Callable[[int, float], int], weights: list[float]
+) -> list[float]:
+    found = [0.0] * (len(rows[0]) * bins)
     for row, weight in zip(rows, weights, strict=True):
         for feature, values in enumerate(row):
             for value in values:
-                size = abs(value - centre[feature])
-                bin = 0
-                if size >= 2.0**LOWEST:
-                    bin = min(math.floor(math.log2(size)), HIGHEST) - LOWEST + 1
-                found[feature * BINS + bin] += weight / len(values)
+                found[feature * bins + bin_of(feature, value)] += weight / len(values)
     return found
 
 
+def plain_magnitude(centre: list[float], feature: int, value: float) -> int:
+    size = abs(value - centre[feature])
+    return 0 if size < 2.0**LOWEST else min(math.floor(math.log2(size)), HIGHEST) - LOWEST + 1
+
+
+def plain_place(scale: list[float], feature: int, value: float) -> int:
+    """Cell k is from -scale + k w to -scale + (k + 1) w, w = 2 scale / CELLS; the first and the last have no end."""
+    width = 2 * scale[feature] / CELLS
+    edges = [-scale[feature] + k * width for k in range(1, CELLS)]
+    return sum(value >= edge for edge in edges)
+
+
 def plain_sums(
-    rows: list[list[list[float]]], centre: list[float], scale: list[float], powers: int, weights: list[float]
+    rows: list[list[list[float]]], centre: list[float], scale: list[float], weights: list[float]
 ) -> list[float]:
-    features = len(centre)
+    features, powers = len(centre), 2
     found = [0.0] * (powers * features + 1)
     for row, weight in zip(rows, weights, strict=True):
         found[-1] += weight
@@ -137,10 +149,10 @@ def test_each_release_is_what_a_plain_loop_adds_up(shape: tuple[int, ...], users
     scale = torch.pow(2.0, torch.arange(shape[0]) % 5 - 2).double().tolist()
     zero = [0.0] * shape[0]
     wanted = {
-        MAGNITUDES: plain_counts(listed, zero, weights),
-        MEANS: plain_sums(listed, zero, scale, 1, weights),
-        DISTANCES: plain_counts(listed, centre, weights),
-        SPREADS: plain_sums(listed, centre, scale, 2, weights),
+        MAGNITUDES: plain_counts(listed, BINS, partial(plain_magnitude, zero), weights),
+        PLACES: plain_counts(listed, CELLS, partial(plain_place, scale), weights),
+        DISTANCES: plain_counts(listed, BINS, partial(plain_magnitude, centre), weights),
+        SPREADS: plain_sums(listed, centre, scale, weights),
     }
     for number, look in looks(shape[0]).items():
         total = found.total(number, look)
@@ -219,10 +231,8 @@ def test_the_bound_is_reached() -> None:
     assert float(found.total(MAGNITUDES, partial(magnitudes, 0 * one)).norm()) == found.plan.sensitivity(
         MAGNITUDES
     )
-    assert float(found.total(MEANS, partial(sums_within, 0 * one, one, 1)).norm()) == found.plan.sensitivity(
-        MEANS
-    )
-    both = found.total(SPREADS, partial(sums_within, 0 * one, one, 2))
+    assert float(found.total(PLACES, partial(located, one)).norm()) == found.plan.sensitivity(PLACES)
+    both = found.total(SPREADS, partial(sums_within, 0 * one, one))
     assert float(both.norm()) == pytest.approx(found.plan.sensitivity(SPREADS), rel=1e-12)
 
 
@@ -297,7 +307,7 @@ def accepted(values: Tensor, std: float) -> bool:
 @pytest.mark.parametrize("number", RELEASES)
 def test_each_release_has_the_noise_that_is_priced_and_no_other(number: int) -> None:
     """Rows that add nothing leave the noise alone."""
-    size = 3000 if number in (MEANS, SPREADS) else 60
+    size = 3000 if number == SPREADS else 60
     found = standardiser(torch.full((5, size), NAN), multiplier=3.0)
     noise = recorded(found)[number]
     std = 3.0 / math.sqrt(PARTS[number]) * found.plan.sensitivity(number)
@@ -464,11 +474,15 @@ def counts_of(values: Tensor) -> Tensor:
     ).view(-1, BINS)
 
 
+def scales_of(counts: Tensor, std: float, units: int) -> Tensor:
+    return scales(counts, std, units, are_sparse(counts, units))
+
+
 def test_the_scale_is_the_power_of_two_above_nearly_all_magnitudes() -> None:
     values = torch.randn(10_000, 3, generator=torch.Generator().manual_seed(0)) * torch.tensor(
         [1.0, 100.0, 1e-3]
     )
-    assert scales(counts_of(values), 10.0, 10_000).tolist() == [4.0, 256.0, 2.0**-8]
+    assert scales_of(counts_of(values), 10.0, 10_000).tolist() == [4.0, 256.0, 2.0**-8]
 
 
 def test_the_scale_of_an_input_that_hardly_moves_is_never_far_below_that_of_the_others() -> None:
@@ -478,8 +492,8 @@ def test_the_scale_of_an_input_that_hardly_moves_is_never_far_below_that_of_the_
     values[:, 1] = 0
     for _ in range(20):
         noisy = counts_of(values) + 40 * torch.randn(30, BINS, generator=generator).double()
-        assert float(scales(noisy, 40.0, 2000).min()) >= 0.5
-        assert float(scales(noisy, 40.0, 2000).max()) <= 4
+        assert float(scales_of(noisy, 40.0, 2000).min()) >= 0.5
+        assert float(scales_of(noisy, 40.0, 2000).max()) <= 4
 
 
 def test_the_scale_is_found_by_what_a_few_bins_have_together_where_none_has_enough() -> None:
@@ -490,7 +504,7 @@ def test_the_scale_is_found_by_what_a_few_bins_have_together_where_none_has_enou
     for _ in range(20):
         looks = [counts_of(values) + 50 * torch.randn(30, BINS, generator=generator).double() for _ in "ab"]
         noisy = looked_at_twice(looks[0], looks[1], torch.zeros(30))
-        apart = (scales(noisy, 50.0, 455) / true).log2()
+        apart = (scales_of(noisy, 50.0, 455) / true).log2()
         assert float(apart.min()) > -2, "none is blown up"
         assert -0.5 < float(apart.median()) < 3
 
@@ -503,13 +517,46 @@ def test_only_what_was_counted_around_zero_twice_counts_twice() -> None:
 
 def test_where_there_is_nothing_but_noise_the_scale_is_one() -> None:
     noise = 30 * torch.randn(5, BINS, generator=torch.Generator().manual_seed(0)).double()
-    assert scales(noise, 30.0, 100).tolist() == [1.0] * 5
+    assert scales_of(noise, 30.0, 100).tolist() == [1.0] * 5
 
 
-def test_only_means_that_are_far_from_zero_and_seen_are_taken_off_first() -> None:
-    sums = torch.tensor([90.0, 30.0, -60.0, 100.0]).double()
-    assert centres(sums, 1.0, 100, torch.tensor([2.0, 2.0, 8.0]).double()).tolist() == [1.8, 0.0, -4.8]
-    assert centres(sums, 40.0, 100, torch.tensor([2.0, 2.0, 8.0]).double()).tolist() == [0.0, 0.0, 0.0]
+def test_rare_inputs_of_which_nothing_is_seen_alone_have_the_scale_that_they_have_together() -> None:
+    """Of 2,000 words most are in few texts: one is as large as another, whatever the noise of each says."""
+    generator = torch.Generator().manual_seed(0)
+    words = (torch.rand(10_000, 400, generator=generator) < 0.02).float()
+    words[:, 0] = torch.randn(10_000, generator=generator) * 50  # another kind of input beside them
+    for _ in range(5):
+        noisy = counts_of(words) + 250 * torch.randn(400, BINS, generator=generator).double()
+        found = scales_of(noisy, 250.0, 10_000)
+        assert float(found[0]) == 128
+        assert found[1:].tolist() == [2.0] * 399
+
+
+def test_only_what_gathers_far_from_zero_is_centred_first() -> None:
+    counts = torch.zeros(6, CELLS).double()
+    counts[0, 60] = 100.0  # in one cell, from 0.875 to 0.90625 of the scale
+    counts[1, 2:6] = 25.0  # in four of them, around -0.875
+    counts[2, 32] = 100.0  # at 0
+    counts[3, 60], counts[3, 32] = 80.0, 20.0  # the rest is elsewhere
+    counts[4, 40:] = 100 / 24  # wide
+    scale = torch.tensor([2.0, 8.0, 2.0, 2.0, 2.0, 2.0]).double()
+    found = centres(counts, 1.0, 100, scale)
+    assert found.tolist() == [2 * 0.890625, -8 * 0.875, 0.0, 0.0, 0.0, 0.0]
+    assert centres(counts, 20.0, 100, scale).tolist() == [0.0] * 6, "not beyond the noise"
+
+
+def test_few_rows_far_from_zero_are_found() -> None:
+    """1,437 rows of 64 inputs at epsilon 3, three hundred deviations from 0: the noise of a mean would be larger."""
+    rows = torch.rand(1437, 64, generator=torch.Generator().manual_seed(5)) + 100
+    plan = planned_moments((64,), 1437, Budget(3, 1e-5), "auto")
+    assert plan is not None
+    examples = as_examples((rows, torch.zeros(1437)))
+    for seed in range(3):
+        found = Standardiser(plan, examples, Members(1437), Streams.from_seed(seed)).release(nothing, nothing)
+        apart = (found.offset - 100.5).abs()
+        assert float(apart.median()) < 0.5
+        assert float((apart > 2).double().mean()) < 0.2
+        assert 0.1 < float(found.deviation.median()) < 1.5
 
 
 def test_rows_that_count_as_nothing_are_believed_in_only_where_noise_does_not_explain_them() -> None:
@@ -526,7 +573,19 @@ def test_offset_and_deviation_are_those_of_the_sums() -> None:
     assert offset.tolist() == pytest.approx([3.4, 0.0])  # the second is within its noise
     assert deviation.tolist() == pytest.approx([2 * math.sqrt(0.1 - 0.04), 4 * 0.5])
     _, deviation = spreads(sums, 0.5, 100, centre, scale, torch.tensor([0.3, 0.75]).double())
-    assert deviation.tolist() == pytest.approx([2 * 0.3, 4 * 0.75])
+    # By their floors the squares of a row's numbers are 2/3 and 4/9: all are divided by the root of their mean.
+    size = math.sqrt((0.06 / 0.3**2 + 0.25 / 0.75**2) / 2)
+    assert deviation.tolist() == pytest.approx([2 * 0.3 * size, 4 * 0.75 * size])
+
+
+def test_rows_of_rare_inputs_are_as_long_as_others() -> None:
+    """However few of them are not 0, and no longer where noise hides how long they are."""
+    generator = torch.Generator().manual_seed(3)
+    rows = (torch.rand(20_000, 200, generator=generator) < 0.01).float()
+    for multiplier, least, most in ((0.5, 0.9, 1.1), (20.0, 0.1, 1.1)):
+        moments = standardiser(rows, multiplier=multiplier).release(nothing, nothing)
+        size = float(moments.applied(rows).square().mean().sqrt())
+        assert least < size < most, multiplier
 
 
 def test_a_deviation_is_never_less_than_its_noise_nor_than_the_floor() -> None:
@@ -545,7 +604,7 @@ def test_an_input_that_is_mostly_zero_keeps_the_size_it_has_elsewhere() -> None:
     counts[:, 0] = torch.tensor([0.0, 50.0, 50.5, 130.0, -20.0]).double()
     counts[:, 5] = 1000.0  # other bins have no say
     dense, sparse = FLOOR, FLOOR_OF_SPARSE
-    assert floors(counts, 100).tolist() == [dense, dense, sparse, sparse, dense]
+    assert floors(are_sparse(counts, 100)).tolist() == [dense, dense, sparse, sparse, dense]
 
 
 def test_a_rare_category_is_not_blown_up_and_a_common_one_is_standardised() -> None:
@@ -553,8 +612,11 @@ def test_a_rare_category_is_not_blown_up_and_a_common_one_is_standardised() -> N
     rows = (torch.rand(20_000, 3, generator=generator) < torch.tensor([0.02, 0.3, 0.7])).float()
     moments = standardiser(rows, multiplier=2.0).release(nothing, nothing)
     rare, less, common = moments.deviation.tolist()
-    assert [rare, less] == [1.0, 1.0]  # half of the scale, which is 2: a row with it has about 1
-    assert common == pytest.approx(math.sqrt(0.7 * 0.3), rel=0.02)
+    assert rare == less  # half of the scale, which is 2: a row with it has about what it had
+    # All three are divided by the length that rows have then.
+    size = math.sqrt((0.02 * 0.98 + 0.3 * 0.7 + 1) / 3)
+    assert rare == pytest.approx(size, rel=0.02)
+    assert common == pytest.approx(size * math.sqrt(0.7 * 0.3), rel=0.03)
 
 
 @pytest.mark.parametrize("factor", [1e-2, 1.0, 1e2])
@@ -589,9 +651,12 @@ def test_a_table_of_mixed_columns_is_evened_out() -> None:
     whole = rows[rows.isfinite().all(1)]
     apart = (found.offset - whole.mean(0)).abs() / whole.std(0).clamp(min=0.5)
     assert float(apart.max()) < 0.5
-    ratios = (found.deviation / whole.std(0))[:5]
-    assert 0.6 < float(ratios.min()) < float(ratios.max()) < 1.6
-    assert float(found.deviation[5]) == 1.0  # rare, so it keeps its size
+    # What is rare would keep its size, 1; all are divided by what rows are too short then, for it and for what is the
+    # same in all of them.
+    size = float(found.deviation[5])
+    assert 0.6 < size < 0.9
+    ratios = (found.deviation / whole.std(0))[:5] / size
+    assert 0.7 < float(ratios.min()) < float(ratios.max()) < 1.4
 
 
 def test_channels_of_images_are_standardised_each_as_a_whole() -> None:

@@ -12,15 +12,19 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sordino.privacy import Budget, compose, gaussian, noise_for
-from sordino.standardise.moments import BINS
+from sordino.standardise.moments import BINS, CELLS
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
 
 # The releases in their order, and their shares of 1/z^2.
-MAGNITUDES, MEANS, DISTANCES, SPREADS = range(4)
+MAGNITUDES, PLACES, DISTANCES, SPREADS = range(4)
 PARTS = (0.2, 0.2, 0.2, 0.4)
-POWERS = (0, 1, 0, 2)  # of the values that are summed; 0 where magnitudes are counted
+CLASSES = {
+    MAGNITUDES: BINS,
+    PLACES: CELLS,
+    DISTANCES: BINS,
+}  # by which a feature is counted; else it is summed
 PRECISION = 0.02  # the noise of a moment, in times of its range, that is enough
 LEAST_SHARE, MOST_SHARE = 0.01, 0.1  # of the budget's mu^2
 # A moment with more noise than this, in times of its range, is not worth its price. Counts of magnitudes have as much,
@@ -54,15 +58,13 @@ class MomentsPlan:
         return self.features < self.shape[0]
 
     def sensitivity(self, release: int) -> float:
-        """How far a unit moves a release at most, in exact arithmetic: each moment of a feature is at most 1, and so
-        are its counts together; beside moments the rows are counted."""
-        powers = POWERS[release]
-        return math.sqrt(powers * self.features + 1 if powers else self.features)
+        """How far a unit moves a release at most, in exact arithmetic: the counts of a feature by 1 together, and each
+        of its moments by 1, beside which the rows are counted."""
+        return math.sqrt(self.features if release in CLASSES else self.size(release))
 
     def size(self, release: int) -> int:
         """How many numbers a release has."""
-        powers = POWERS[release]
-        return powers * self.features + 1 if powers else self.features * BINS
+        return self.features * CLASSES[release] if release in CLASSES else 2 * self.features + 1
 
     def multiplier_of(self, release: int) -> float:
         return self.multiplier / math.sqrt(PARTS[release]) * _HAIR
@@ -97,9 +99,9 @@ class MomentsPlan:
         few = ", since units are too few for more" if self.one_scale else ""
         return (
             f"Inputs were standardised before the first step by an offset and a deviation of {each}{self.of_what}{few}"
-            ". They come from four Gaussian releases over all units (counts of magnitudes and clipped sums), together "
-            f"one of noise multiplier {self.multiplier:.6g}, {100 * self.share:.3g} % of the budget's mu^2; they are "
-            "part of the model."
+            ". They come from four Gaussian releases over all units (counts of magnitudes and places, clipped sums), "
+            f"together one of noise multiplier {self.multiplier:.6g}, {100 * self.share:.3g} % of the budget's mu^2; "
+            "they are part of the model."
         )
 
 

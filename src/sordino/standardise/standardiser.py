@@ -30,15 +30,17 @@ from sordino.noise import GaussianNoise, Streams
 from sordino.noise.grid import ROUNDING, grid_for
 from sordino.standardise.moments import (
     BINS,
+    CELLS,
     HIGHEST,
     LOWEST,
+    are_sparse,
     centres,
     floors,
     looked_at_twice,
     scales,
     spreads,
 )
-from sordino.standardise.plan import DISTANCES, MAGNITUDES, MEANS, POWERS, SPREADS, MomentsPlan
+from sordino.standardise.plan import DISTANCES, MAGNITUDES, PLACES, SPREADS, MomentsPlan
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
@@ -72,14 +74,15 @@ class Standardiser:
         pay(plan.event)  # first, whatever happens
         zero = torch.zeros(plan.features, dtype=torch.float64)
         sizes, std = self._released(MAGNITUDES, partial(magnitudes, zero), record)
-        wide = scales(sizes.view(-1, BINS), std, units)
-        sums, std = self._released(MEANS, partial(sums_within, zero, wide, POWERS[MEANS]), record)
-        centre = centres(sums, std, units, wide)
+        sizes = sizes.view(-1, BINS)
+        sparse = are_sparse(sizes, units)
+        wide = scales(sizes, std, units, sparse)
+        where, std = self._released(PLACES, partial(located, wide), record)
+        centre = centres(where.view(-1, CELLS), std, units, wide)
         distances, std = self._released(DISTANCES, partial(magnitudes, centre), record)
-        near = scales(looked_at_twice(sizes.view(-1, BINS), distances.view(-1, BINS), centre), std, units)
-        sums, std = self._released(SPREADS, partial(sums_within, centre, near, POWERS[SPREADS]), record)
-        floor = floors(sizes.view(-1, BINS), units)
-        offset, deviation = spreads(sums, std, units, centre, near, floor)
+        near = scales(looked_at_twice(sizes, distances.view(-1, BINS), centre), std, units, sparse)
+        sums, std = self._released(SPREADS, partial(sums_within, centre, near), record)
+        offset, deviation = spreads(sums, std, units, centre, near, floors(sparse))
         shape = plan.shape_of_moments
         return Moments(offset.float().view(shape), deviation.float().view(shape))
 
@@ -139,24 +142,33 @@ class Standardiser:
 
 
 def magnitudes(centre: Tensor, rows: Tensor, weights: Tensor, grid: float) -> Tensor:
-    """Counts of distances from ``centre`` [F], by their power of two [F * BINS]. A row of weight 1 adds to those of a
-    feature 1 in all, in equal parts for its positions."""
+    """Counts of distances from ``centre`` [F], by their power of two [F * BINS]."""
     distances = (rows - centre.view(1, -1, 1)).abs_()
     # frexp: a number is m 2^e, with m from 1/2 to 1.
     bins = distances.frexp().exponent.sub_(1 + LOWEST).clamp_(0, HIGHEST - LOWEST).add_(1)
-    bins = bins.where(distances >= 2.0**LOWEST, 0) + torch.arange(len(centre)).view(1, -1, 1) * BINS
-    each = cut_off(weights / rows.shape[2], grid).view(-1, 1, 1).expand_as(bins)
-    return torch.bincount(bins.flatten(), each.flatten(), minlength=len(centre) * BINS)
+    return _counts(bins.where(distances >= 2.0**LOWEST, 0), BINS, weights, grid)
 
 
-def sums_within(
-    centre: Tensor, scale: Tensor, powers: int, rows: Tensor, weights: Tensor, grid: float
-) -> Tensor:
-    """Sums of (x - centre) / scale, cut off at -1 and 1, a mean over positions; up to so many of its ``powers``; and of
-    the rows: [powers * F + 1]."""
+def located(scale: Tensor, rows: Tensor, weights: Tensor, grid: float) -> Tensor:
+    """Counts of values by equal parts of -``scale`` [F] to ``scale``, beyond which they are in the last [F * CELLS]."""
+    cells = rows.div(scale.view(1, -1, 1)).clamp_(-1, 1).add_(1).mul_(CELLS / 2).long().clamp_(max=CELLS - 1)
+    return _counts(cells, CELLS, weights, grid)
+
+
+def _counts(bins: Tensor, number: int, weights: Tensor, grid: float) -> Tensor:
+    """By this ``number`` of bins of each feature. A row of weight 1 adds 1 in all to those of a feature, in equal parts
+    for its positions."""
+    _, features, positions = bins.shape
+    each = cut_off(weights / positions, grid).view(-1, 1, 1).expand_as(bins)
+    bins = bins + torch.arange(features).view(1, -1, 1) * number
+    return torch.bincount(bins.flatten(), each.flatten(), minlength=features * number)
+
+
+def sums_within(centre: Tensor, scale: Tensor, rows: Tensor, weights: Tensor, grid: float) -> Tensor:
+    """Sums of (x - centre) / scale, cut off at -1 and 1, a mean over positions; of its square; and of the rows:
+    [2 F + 1]."""
     values = rows.sub(centre.view(1, -1, 1)).div_(scale.view(1, -1, 1)).clamp_(-1, 1)
-    parts = [values.pow(power).mean(2) for power in range(1, powers + 1)]
-    parts.append(torch.ones(len(rows), 1, dtype=torch.float64))
+    parts = [values.mean(2), values.square().mean(2), torch.ones(len(rows), 1, dtype=torch.float64)]
     return cut_off(torch.cat(parts, 1) * weights.unsqueeze(1), grid).sum(0)
 
 
